@@ -1,0 +1,69 @@
+# Each target does its own set-up (tools/setup.sh). The work itself is in CMake's presets.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+JOBS ?= $(shell nproc)
+# clang 14's sanitizers do not start on kernels that randomise addresses widely.
+SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+CPP_FILES := find headroom tests benchmarks -name '*.h' -o -name '*.cpp'
+
+.PHONY: help build test demo bench lint format clean torch test-dev test-asan test-tsan
+
+help:  ## list the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+
+build:  ## compile build/headroom
+	tools/setup.sh build
+	cmake --preset release
+	cmake --build --preset release --parallel $(JOBS) --target headroom
+
+test: test-dev test-asan test-tsan lint  ## everything that must pass: tests, sanitizers, fuzzing, lint
+	@echo "make test: all passed"
+
+demo: build  ## plan the examples and compare the planners
+	@tools/demo.sh
+
+bench:  ## compile and run the benchmarks
+	tools/setup.sh bench
+	cmake --preset release -DHEADROOM_BENCHMARKS=ON
+	cmake --build --preset release --parallel $(JOBS)
+	for bench in build/benchmarks/*_bench; do $$bench; done
+
+test-dev:  ## the tests, built by g++
+	tools/setup.sh test
+	cmake --preset dev
+	cmake --build --preset dev --parallel $(JOBS)
+	ctest --preset dev --parallel $(JOBS)
+
+test-asan:  ## the C++ tests under the address sanitizer, and short runs of the fuzz targets
+	tools/setup.sh test
+	cmake --preset asan
+	cmake --build --preset asan --parallel $(JOBS)
+	$(SETARCH) ctest --preset asan --parallel $(JOBS)
+
+test-tsan:  ## the tests that start threads under the thread sanitizer
+	tools/setup.sh test
+	cmake --preset tsan
+	cmake --build --preset tsan --parallel $(JOBS) --target plan_test
+	$(SETARCH) ctest --preset tsan --parallel $(JOBS)
+
+lint:  ## check formatting, C++ by clang-tidy, Python by ruff
+	tools/setup.sh test
+	cmake --preset asan
+	$(CPP_FILES) | xargs clang-format-14 --dry-run -Werror
+	find headroom -name '*.cpp' | sort | xargs -P $(JOBS) -n 1 clang-tidy-14 -p build/asan --quiet 2> >(grep -v 'warnings generated' >&2)
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+format:  ## format C++ and Python files
+	tools/setup.sh test
+	$(CPP_FILES) | xargs clang-format-14 -i
+	.venv/bin/ruff format .
+
+torch:  ## install PyTorch into .venv (TORCH=VERSION for another than 2.13.0)
+	tools/setup.sh torch
+
+clean:  ## remove what was built
+	rm -rf build

@@ -1,0 +1,14 @@
+# After `cmake --install`, find_package(headroom) gives headroom::core, headroom::io and headroom::plan.
+
+include(CMakePackageConfigHelpers)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/headroom)
+install(TARGETS headroom_core headroom_io headroom_plan EXPORT headroom)
+install(TARGETS headroom)
+install(DIRECTORY headroom/core headroom/io headroom/plan
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/headroom FILES_MATCHING PATTERN "*.h")
+install(EXPORT headroom NAMESPACE headroom:: FILE headroom-targets.cmake DESTINATION ${package_dir})
+configure_package_config_file(cmake/headroom-config.cmake.in headroom-config.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/headroom-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/headroom-config.cmake ${PROJECT_BINARY_DIR}/headroom-config-version.cmake
+        DESTINATION ${package_dir})

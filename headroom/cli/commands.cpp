@@ -1,0 +1,325 @@
+#include "headroom/cli/commands.h"
+
+#include <algorithm>
+#include <iostream>
+
+#include "headroom/cli/print.h"
+#include "headroom/core/quote.h"
+#include "headroom/core/simulate.h"
+#include "headroom/io/file.h"
+#include "headroom/io/json.h"
+#include "headroom/io/read.h"
+#include "headroom/io/size.h"
+
+namespace headroom::cli {
+namespace {
+
+Network load_network(const Arguments& arguments) {
+  const std::variant<Graph, Chain> either = read_network(read_file(arguments.file), arguments.file);
+  return std::visit([](const auto& one) { return make_network(one); }, either);
+}
+
+PlanLimits limits_of(const Arguments& arguments) {
+  PlanLimits limits;
+  limits.threads = arguments.threads;
+  if (arguments.effort == Effort::kLow) limits.max_states /= 10;
+  if (arguments.effort == Effort::kHigh) limits.max_states *= 10;
+  return limits;
+}
+
+/// What all rows of a table are measured against.
+struct Baseline {
+  explicit Baseline(const Graph& graph) {
+    const Simulation plain = simulate(graph, store_all(graph));
+    peak_bytes = plain.peak_bytes;
+    time_ns = plain.time_ns;
+  }
+  int64_t peak_bytes = 0;
+  int64_t time_ns = 0;
+};
+
+std::string headline(const Network& network, const Baseline& plain) {
+  const std::string size = network.chain ? "chain of " + std::to_string(network.chain->length()) + " stages"
+                                         : "graph of " + std::to_string(network.graph.ops().size()) + " ops";
+  return quote(network.graph.name()) + ", " + size + "; store-all: peak " + format_bytes(plain.peak_bytes) + ", " +
+         format_ns(plain.time_ns) + "\n";
+}
+
+std::string share(int64_t part, int64_t whole) {
+  if (whole == 0) return "";
+  const auto percent = static_cast<int64_t>(100.0 * static_cast<double>(part) / static_cast<double>(whole) + 0.5);
+  return std::to_string(percent) + " %";
+}
+
+std::string joined(const std::vector<int>& numbers) {
+  std::string text;
+  for (const int number : numbers) text += (text.empty() ? "" : ",") + std::to_string(number);
+  return text.empty() ? "none" : text;
+}
+
+std::string milliseconds(double ms) {
+  std::string text = std::to_string(ms);
+  return text.substr(0, text.find('.') + 3) + " ms";
+}
+
+void print_plan(const Network& network, const Plan& plan, const Baseline& plain) {
+  std::cout << headline(network, plain);
+  std::vector<std::vector<std::string>> rows = {
+      {"planner", std::string(plan.planner->name)},
+      {"status", std::string(name_of(plan.result.status))},
+  };
+  if (plan.budget_bytes) rows.push_back({"budget", format_bytes(*plan.budget_bytes)});
+  if (plan.peak_bytes) {
+    rows.push_back({"peak", format_bytes(*plan.peak_bytes) + ", " + share(*plan.peak_bytes, plain.peak_bytes) +
+                                " of store-all"});
+    rows.push_back({"time", format_ns(*plan.time_ns) + " " + change(*plan.time_ns, plain.time_ns)});
+  }
+  rows.push_back({"no plan is faster than", format_ns(plan.result.lower_bound_ns)});
+  if (plan.result.smallest_budget_bytes > 0)
+    rows.push_back({"smallest budget", format_bytes(plan.result.smallest_budget_bytes) + " = " +
+                                           std::to_string(plan.result.smallest_budget_bytes) + " bytes"});
+  if (plan.planner->chooses_checkpoints && plan.on_chain && plan.result.schedule)
+    rows.push_back({"checkpoints", joined(plan.result.checkpoints)});
+  rows.push_back({"planned in", milliseconds(plan.solve_ms)});
+  std::cout << table(rows, 2);
+}
+
+std::vector<std::string> cells(const Plan& plan, const Baseline& plain) {
+  std::vector<std::string> row = {std::string(plan.planner->name), std::string(name_of(plan.result.status))};
+  if (plan.peak_bytes) {
+    row.insert(row.end(), {format_bytes(*plan.peak_bytes), share(*plan.peak_bytes, plain.peak_bytes),
+                           format_ns(*plan.time_ns), change(*plan.time_ns, plain.time_ns)});
+  } else {
+    const int64_t smallest_bytes = plan.result.smallest_budget_bytes;
+    row.insert(row.end(), {smallest_bytes == 0 ? "-" : "needs " + format_bytes(smallest_bytes),
+                           smallest_bytes == 0 ? "" : share(smallest_bytes, plain.peak_bytes), "-", ""});
+  }
+  row.push_back(milliseconds(plan.solve_ms));
+  return row;
+}
+
+}  // namespace
+
+ExitStatus run_plan(const Arguments& arguments) {
+  const Planner& planner = get_planner(arguments.planner);
+  const Network network = load_network(arguments);
+  const Baseline plain(network.graph);
+  PlanRequest request{std::nullopt, limits_of(arguments)};
+  if (arguments.budget) request.budget_bytes = parse_budget(*arguments.budget, plain.peak_bytes);
+  const Plan plan = make_plan(planner, network, request, arguments.options);
+  if (plan.result.schedule && arguments.out)
+    write_file_atomically(*arguments.out, write_json(network.graph, *plan.result.schedule));
+  if (arguments.json) {
+    std::cout << to_json(plan).dump() << "\n";
+    return kDone;
+  }
+  print_plan(network, plan, plain);
+  return plan.result.schedule ? kDone : kNoPlan;
+}
+
+ExitStatus run_simulate(const Arguments& arguments) {
+  const Network network = load_network(arguments);
+  const Graph& graph = network.graph;
+  const Schedule schedule = read_schedule(read_file(arguments.schedule_file), arguments.schedule_file, graph);
+  const Simulation simulation = simulate(graph, schedule);
+  if (arguments.trace) write_file_atomically(*arguments.trace, chrome_trace(graph, schedule, simulation));
+  std::vector<std::string> alive;
+  if (!simulation.error && simulation.peak_step)
+    for (const ValueId id : alive_during(graph, schedule, *simulation.peak_step))
+      alive.push_back(graph.value(id).name);
+  const ExitStatus status = simulation.error ? kNoPlan : kDone;
+  if (arguments.json) {
+    Json json;
+    json["valid"] = !simulation.error;
+    json["peak_bytes"] = simulation.error ? Json(nullptr) : Json(simulation.peak_bytes);
+    json["time_ns"] = simulation.error ? Json(nullptr) : Json(simulation.time_ns);
+    json["peak_step"] = simulation.error || !simulation.peak_step ? Json(nullptr) : Json(*simulation.peak_step);
+    json["alive_at_peak"] = alive;
+    json["moment_bytes"] = simulation.moment_bytes;
+    json["after_bytes"] = simulation.after_bytes;
+    json["error"] = nullptr;
+    if (simulation.error) json["error"] = {{"step", simulation.error->step}, {"message", simulation.error->message}};
+    std::cout << json.dump() << "\n";
+    return status;
+  }
+  std::vector<std::vector<std::string>> rows = {{"step", "", "during", "after"}};
+  for (size_t i = 0; i < simulation.after_bytes.size(); ++i)
+    rows.push_back({std::to_string(i), describe(graph, schedule.steps[i]), format_bytes(simulation.moment_bytes[i]),
+                    format_bytes(simulation.after_bytes[i])});
+  std::cout << table(rows, 2);
+  if (simulation.error) {
+    std::cout << "invalid at step " << simulation.error->step << ": " << simulation.error->message << "\n";
+    return status;
+  }
+  std::cout << "peak " << format_bytes(simulation.peak_bytes) << " = " << simulation.peak_bytes << " bytes";
+  if (simulation.peak_step) std::cout << " at step " << *simulation.peak_step;
+  std::cout << ", time " << format_ns(simulation.time_ns) << "\nalive at the peak:";
+  for (const std::string& name : alive) std::cout << " " << quote(name);
+  std::cout << "\n";
+  return status;
+}
+
+ExitStatus run_compare(const Arguments& arguments) {
+  const Network network = load_network(arguments);
+  const Baseline plain(network.graph);
+  Json rows = Json::array();
+  std::vector<std::string> refusals;
+  if (!arguments.json) std::cout << headline(network, plain);
+  for (const std::string& budget : arguments.budgets) {
+    const PlanRequest request{parse_budget(budget, plain.peak_bytes), limits_of(arguments)};
+    std::vector<std::vector<std::string>> lines = {{"planner", "status", "peak", "", "time", "", "planned in"}};
+    refusals.clear();
+    for (const Planner& planner : planners()) {
+      try {
+        const Plan plan = make_plan(planner, network, request, arguments.options);
+        rows.push_back(to_json(plan));
+        lines.push_back(cells(plan, plain));
+      } catch (const NotApplicable& refusal) {
+        refusals.emplace_back(refusal.what());
+      }
+    }
+    if (!arguments.json)
+      std::cout << "\nbudget " << budget << " = " << format_bytes(*request.budget_bytes) << "\n" << table(lines, 2);
+  }
+  if (arguments.json) {
+    std::cout << Json{{"graph", network.graph.name()}, {"rows", std::move(rows)}}.dump() << "\n";
+  } else if (!refusals.empty()) {
+    std::cout << "\nnot for this " << (network.chain ? "chain" : "graph") << ":\n";
+    for (const std::string& refusal : refusals) std::cout << "  " << refusal << "\n";
+  }
+  return kDone;
+}
+
+ExitStatus run_curve(const Arguments& arguments) {
+  const Planner& planner = get_planner(arguments.planner);
+  const Network network = load_network(arguments);
+  const Baseline plain(network.graph);
+  const std::vector<CurvePoint> points =
+      plan_curve(planner, network, arguments.points, {std::nullopt, limits_of(arguments)}, arguments.options);
+  if (arguments.json) {
+    Json json{{"graph", network.graph.name()}, {"planner", planner.name}, {"points", Json::array()}};
+    for (const CurvePoint& point : points)
+      json["points"].push_back(Json{{"peak_bytes", point.peak_bytes}, {"time_ns", point.time_ns}});
+    std::cout << json.dump() << "\n";
+    return kDone;
+  }
+  std::cout << headline(network, plain);
+  std::vector<std::vector<std::string>> rows = {{"peak", "", "time", ""}};
+  for (const CurvePoint& point : points)
+    rows.push_back({format_bytes(point.peak_bytes), share(point.peak_bytes, plain.peak_bytes),
+                    format_ns(point.time_ns), change(point.time_ns, plain.time_ns)});
+  std::cout << table(rows, 0);
+  return kDone;
+}
+
+ExitStatus run_planners(const Arguments& arguments) {
+  if (arguments.json) {
+    Json json = Json::array();
+    for (const Planner& planner : planners()) {
+      Json takes = planner.takes_graphs ? Json{"chain", "graph"} : Json::array({"chain"});
+      json.push_back(Json{{"name", planner.name},
+                          {"takes", std::move(takes)},
+                          {"minimises", planner.minimises == Minimises::kTime ? "time" : "peak"},
+                          {"source", planner.source}});
+    }
+    std::cout << json.dump() << "\n";
+    return kDone;
+  }
+  std::vector<std::vector<std::string>> rows = {{"planner", "takes", "minimises", "source"}};
+  for (const Planner& planner : planners())
+    rows.push_back({std::string(planner.name), planner.takes_graphs ? "chains, graphs" : "chains",
+                    planner.minimises == Minimises::kTime ? "time" : "peak", std::string(planner.source)});
+  std::cout << table(rows, 4);
+  return kDone;
+}
+
+namespace {
+
+struct Named {
+  int64_t amount;
+  std::string name;
+};
+
+/// "'a' (1.00 GiB), 'b' (3 B) and 5 more", largest first.
+template <typename Format>
+std::string largest(std::vector<Named> items, Format format) {
+  constexpr size_t kShown = 6;
+  std::ranges::stable_sort(items, std::greater<>(), &Named::amount);
+  std::string text;
+  for (size_t i = 0; i < std::min(items.size(), kShown); ++i)
+    text += (i == 0 ? "" : ", ") + quote(items[i].name) + " (" + format(items[i].amount) + ")";
+  if (items.size() > kShown) text += " and " + std::to_string(items.size() - kShown) + " more";
+  return items.empty() ? "nothing" : text;
+}
+
+}  // namespace
+
+ExitStatus run_explain(const Arguments& arguments) {
+  const Network network = load_network(arguments);
+  const Graph& graph = network.graph;
+  const Schedule schedule = read_schedule(read_file(arguments.schedule_file), arguments.schedule_file, graph);
+  const Simulation simulation = simulate(graph, schedule);
+  if (simulation.error) {
+    std::cout << "The schedule is invalid at step " << simulation.error->step << ": " << simulation.error->message << ".\n";
+    return kNoPlan;
+  }
+  const Baseline plain(graph);
+  std::cout << "This schedule of " << quote(graph.name()) << " has " << schedule.steps.size() << " steps. Its peak is "
+            << format_bytes(simulation.peak_bytes) << ", " << share(simulation.peak_bytes, plain.peak_bytes)
+            << " of the " << format_bytes(plain.peak_bytes) << " of plain training, and it takes "
+            << format_ns(simulation.time_ns) << " " << change(simulation.time_ns, plain.time_ns) << ".\n";
+
+  // Groups of alternatives matter less here than ops: a stage run plainly and later recorded ran twice.
+  std::vector<uint8_t> written(graph.values().size(), 0);
+  std::vector<int64_t> again_ns(graph.ops().size(), 0);
+  int64_t reruns = 0;
+  std::optional<size_t> first_backward;
+  for (size_t i = 0; i < schedule.steps.size(); ++i) {
+    if (!schedule.steps[i].is_run()) continue;
+    const OpId id = schedule.steps[i].op();
+    const Op& op = graph.op(id);
+    if (op.phase == Phase::kBackward && !first_backward) first_backward = i;
+    const bool again = std::ranges::any_of(op.outputs, [&](ValueId out) { return written[index(out)] != 0; });
+    for (const ValueId out : op.outputs) written[index(out)] = 1;
+    if (!again) continue;
+    ++reruns;
+    again_ns[index(id)] += op.time_ns;
+  }
+  if (first_backward) {
+    std::vector<Named> kept;
+    int64_t kept_bytes = 0;
+    for (const ValueId id : alive_during(graph, schedule, *first_backward)) {
+      const Value& value = graph.value(id);
+      const std::vector<ValueId>& made = graph.op(schedule.steps[*first_backward].op()).outputs;
+      if (value.resident || std::ranges::find(made, id) != made.end()) continue;
+      kept.push_back({value.bytes, value.name});
+      kept_bytes += value.bytes;
+    }
+    std::cout << "When backward begins it has kept " << kept.size() << " values of forward, "
+              << format_bytes(kept_bytes) << " in all: " << largest(std::move(kept), format_bytes) << ".\n";
+  }
+  std::vector<Named> recomputed;
+  int64_t recomputed_ns = 0;
+  for (size_t i = 0; i < again_ns.size(); ++i) {
+    if (again_ns[i] == 0) continue;
+    recomputed.push_back({again_ns[i], graph.ops()[i].name});
+    recomputed_ns += again_ns[i];
+  }
+  if (reruns == 0) {
+    std::cout << "Nothing is computed twice.\n";
+  } else {
+    std::cout << reruns << " runs compute again what was there before, for " << format_ns(recomputed_ns) << ", "
+              << share(recomputed_ns, simulation.time_ns) << " of the time: " << largest(std::move(recomputed), format_ns)
+              << ".\n";
+  }
+  if (!simulation.peak_step) return kDone;
+  std::vector<Named> alive;
+  for (const ValueId id : alive_during(graph, schedule, *simulation.peak_step))
+    alive.push_back({graph.value(id).bytes, graph.value(id).name});
+  std::cout << "The peak is at step " << *simulation.peak_step << ", "
+            << describe(graph, schedule.steps[*simulation.peak_step]) << ", with " << alive.size()
+            << " values in memory: " << largest(std::move(alive), format_bytes) << ".\n";
+  return kDone;
+}
+
+}  // namespace headroom::cli

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "headroom/core/simulate.h"
+#include "headroom/plan/planners.h"
+
+namespace headroom::cli {
+
+using Json = nlohmann::ordered_json;
+
+/// One object of `plan --json`.
+Json to_json(const Plan& plan);
+
+std::string_view name_of(PlanStatus status);
+
+/// "(+12.5 %)", from `base` to `amount`; empty where base is 0.
+std::string change(int64_t amount, int64_t base);
+
+/// Rows as lines, cells padded to their column's width: the first `left_columns` to the left, the others to the right.
+std::string table(const std::vector<std::vector<std::string>>& rows, size_t left_columns);
+
+/// "run 'f1'", "run 'r' over 'a'" or "drop 'a'".
+std::string describe(const Graph& graph, const Step& step);
+
+/// A trace that Perfetto and chrome://tracing open: runs as slices one after the other, memory as a counter.
+std::string chrome_trace(const Graph& graph, const Schedule& schedule, const Simulation& simulation);
+
+}  // namespace headroom::cli

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "headroom/core/graph.h"
+
+namespace headroom {
+
+/// One stage of a network whose inside is opaque.
+struct Stage {
+  std::string name;
+  int64_t forward_ns = 0;
+  int64_t backward_ns = 0;
+  int64_t output_bytes = 0;
+  int64_t tape_bytes = 0;  ///< what backward needs of what forward made, the output included
+  int64_t forward_workspace_bytes = 0;
+  int64_t backward_workspace_bytes = 0;
+  int64_t gradient_bytes = 0;  ///< gradients of the stage's parameters
+  bool operator==(const Stage&) const = default;
+};
+
+/// A sequence of stages, the loss last.
+struct Chain {
+  std::string name;
+  int64_t resident_bytes = 0;
+  int64_t input_bytes = 0;
+  int64_t input_gradient_bytes = 0;
+  std::vector<Stage> stages;
+  bool operator==(const Chain&) const = default;
+
+  int length() const { return static_cast<int>(stages.size()); }
+  /// Stage i, counted from 1 as everywhere in chains.
+  const Stage& stage(int i) const { return stages[static_cast<size_t>(i) - 1]; }
+  /// a{i}: the output of stage i, or for i = 0 the input.
+  int64_t output_bytes(int i) const { return i == 0 ? input_bytes : stage(i).output_bytes; }
+  /// g{i}: the gradient of a{i}.
+  int64_t gradient_bytes(int i) const { return i == 0 ? input_gradient_bytes : stage(i).output_bytes; }
+};
+
+/// The first thing wrong with a chain, or nothing: at least one stage; no negative size or time (workspaces excepted);
+/// tape_bytes >= output_bytes; the sums of bytes and of times in its graph fit int64. Stages may share a name.
+std::optional<std::string> lint(const Chain& chain);
+
+/// Where the ops and values of a chain are in its graph: F1, R1, F2, R2, …, B{L}, …, B1 and
+/// w, a0, g{L}, then a{i}, t{i}, g{i-1}, p{i} for i = 1..L.
+class ChainIds {
+ public:
+  explicit ChainIds(int length) : length_(length) {}
+  OpId forward(int i) const { return static_cast<OpId>(2 * i - 2); }
+  OpId record(int i) const { return static_cast<OpId>(2 * i - 1); }
+  OpId backward(int i) const { return static_cast<OpId>(3 * length_ - i); }
+  ValueId weights() const { return ValueId{0}; }
+  ValueId output(int i) const { return static_cast<ValueId>(i == 0 ? 1 : 4 * i - 1); }                 ///< a{i}, 0..L
+  ValueId tape(int i) const { return static_cast<ValueId>(4 * i); }                                    ///< t{i}, 1..L
+  ValueId gradient(int i) const { return static_cast<ValueId>(i == length_ ? 2 : 4 * i + 5); }         ///< g{i}, 0..L
+  ValueId parameter_gradient(int i) const { return static_cast<ValueId>(4 * i + 2); }                  ///< p{i}, 1..L
+
+ private:
+  int length_;
+};
+
+/// The chain as a training step, with the ids of ChainIds. F{i} runs stage i without recording, R{i} records its
+/// tape, B{i} is its backward. Throws InvalidInput with what lint() finds.
+Graph to_graph(const Chain& chain);
+
+/// A graph that equals some chain's graph but for names and the order of its values.
+struct ChainMatch {
+  Chain chain;  ///< its stages have the names of the graph's F ops
+  Graph graph;  ///< the same graph with the ids of ChainIds
+};
+std::optional<ChainMatch> find_chain(const Graph& graph);
+
+}  // namespace headroom

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace headroom {
+
+/// The caller's mistake: the message names the thing, what was expected and what was found.
+class InvalidInput : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+/// A mistake of ours: an invariant of headroom did not hold.
+class InternalError : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+[[noreturn]] void fail_assertion(const char* condition, const char* file, int line);
+
+}  // namespace headroom
+
+/// Throws InternalError when `condition` is false, in every build. Not for inner loops.
+#define HEADROOM_ASSERT(condition) \
+  ((condition) ? static_cast<void>(0) : ::headroom::fail_assertion(#condition, __FILE__, __LINE__))

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "headroom/core/graph.h"
+
+namespace headroom {
+
+/// Run an op, run it in place over one of its inputs, or drop a value. 8 bytes: schedules are long.
+class Step {
+ public:
+  static Step run(OpId op) { return Step(static_cast<int32_t>(op), kNone); }
+  static Step run_over(OpId op, ValueId over) { return Step(static_cast<int32_t>(op), static_cast<int32_t>(over)); }
+  static Step drop(ValueId value) { return Step(kNone, static_cast<int32_t>(value)); }
+
+  bool is_run() const { return op_ != kNone; }
+  bool is_over() const { return op_ != kNone && value_ != kNone; }
+  OpId op() const { return static_cast<OpId>(op_); }               ///< of a run
+  ValueId value() const { return static_cast<ValueId>(value_); }  ///< dropped, or overwritten
+  bool operator==(const Step&) const = default;
+
+ private:
+  static constexpr int32_t kNone = -1;
+  Step(int32_t op, int32_t value) : op_(op), value_(value) {}
+  int32_t op_;
+  int32_t value_;
+};
+
+/// What to do in one training step, in order. Ids are those of the graph it was made for.
+struct Schedule {
+  std::vector<Step> steps;
+  bool operator==(const Schedule&) const = default;
+};
+
+/// The ops that plain training runs, ascending: every op that the step's outputs need; of several
+/// producers of a value the one listed last before the op that reads it. O(size of the graph).
+std::vector<OpId> base_ops(const Graph& graph);
+
+/// The runs, in order, with every value dropped right after its last use before it is made again: for a
+/// given order of runs no placement of drops has a smaller moment anywhere. O(ids read and written).
+Schedule with_drops(const Graph& graph, std::span<const OpId> runs);
+
+/// Plain training: base_ops() with drops.
+Schedule store_all(const Graph& graph);
+
+}  // namespace headroom

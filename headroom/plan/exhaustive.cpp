@@ -1,0 +1,343 @@
+#include "headroom/plan/exhaustive.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <queue>
+#include <unordered_map>
+
+#include "headroom/plan/bound.h"
+
+namespace headroom {
+namespace {
+
+using Mask = uint64_t;
+constexpr Mask bit(size_t i) { return Mask{1} << i; }
+
+/// Where a schedule can be between two steps. `ghosts` are copies that their value has given up and that current copies of
+/// other values still hold: (value, holders), sorted.
+struct State {
+  Mask alive = 0;                                 ///< values, resident ones left out
+  Mask ran_once = 0;                              ///< ops with recompute = false that have run
+  uint32_t progress = 0;                          ///< needed groups whose first run is done
+  std::vector<std::pair<uint8_t, Mask>> ghosts;
+  bool operator==(const State&) const = default;
+};
+
+struct StateHash {
+  size_t operator()(const State& state) const {
+    uint64_t hash = 0;
+    const auto mix = [&](uint64_t x) {
+      hash = (hash ^ x) * 0x9E3779B97F4A7C15U;
+      hash ^= hash >> 29U;
+    };
+    mix(state.alive);
+    mix(state.ran_once);
+    mix(state.progress);
+    for (const auto& [value, holders] : state.ghosts) mix(holders + value);
+    return hash;
+  }
+};
+
+/// Sums of absurd sizes stop at the largest number, which no budget reaches.
+int64_t capped_sum(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  if (!__builtin_add_overflow(a, b, &sum)) return sum;
+  return b > 0 ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int64_t>::min();
+}
+
+/// One op in masks.
+struct OpMasks {
+  Mask inputs = 0;
+  Mask outputs = 0;
+  Mask overwrites = 0;
+  int64_t output_bytes = 0;
+};
+
+enum class Goal : uint8_t { kLeastTime, kLeastPeak };
+
+class Search {
+ public:
+  Search(const Graph& graph, int64_t max_states) : graph_(graph), max_states_(max_states) {
+    const NeededGroups groups = find_needed_groups(graph);
+    std::vector<int> order(groups.ops.size(), kOptional);
+    for (size_t g = 0; g < groups.ops.size(); ++g) {
+      if (groups.needed[g] == 0) continue;
+      order[g] = static_cast<int>(group_count_++);
+      fastest_ns_.push_back(fastest_ns(graph, groups.ops[g]));
+    }
+    for (size_t v = 0; v < graph.values().size(); ++v) {
+      if (graph.values()[v].resident) continue;
+      number_of_value_.resize(v + 1, 0);
+      number_of_value_[v] = values_.size();
+      values_.push_back(value_id(v));
+    }
+    number_of_value_.resize(graph.values().size(), 0);
+    for (const ValueId id : values_) {
+      holds_.push_back(mask_of(graph.value(id).holds));
+      holders_.push_back(mask_of(graph.holders(id)));
+      bytes_.push_back(graph.value(id).bytes);
+    }
+    outputs_ = mask_of(graph.outputs());
+    for (size_t i = 0; i < graph.ops().size(); ++i) {
+      const Op& op = graph.ops()[i];
+      OpMasks masks{mask_of(op.inputs), mask_of(op.outputs), mask_of(op.overwrites), 0};
+      for (const ValueId id : op.outputs) masks.output_bytes += graph.value(id).bytes;
+      ops_.push_back(masks);
+      order_of_op_.push_back(order[static_cast<size_t>(groups.group_of_op[i])]);
+    }
+    find_useful();
+  }
+
+  /// False: no schedule within the budget, or (timed_out()) none found.
+  bool run(Goal goal, int64_t budget_bytes) {
+    goal_ = goal;
+    // What resident values leave; moments below are beside them.
+    budget_ = budget_bytes - graph_.resident_bytes();
+    found_.clear();
+    index_.clear();
+    queue_ = {};
+    timed_out_ = false;
+    reach(State{}, 0, kNone, Step::run(OpId{0}));
+    while (!queue_.empty()) {
+      const auto [cost, number] = queue_.top();
+      queue_.pop();
+      if (found_[number].done) continue;
+      found_[number].done = true;
+      const State state = *found_[number].state;
+      if (state.progress == group_count_ && (state.alive & outputs_) == outputs_) {
+        goal_number_ = number;
+        return true;
+      }
+      if (static_cast<int64_t>(found_.size()) > max_states_) {
+        timed_out_ = true;
+        return false;
+      }
+      expand(state, cost, number);
+    }
+    return false;
+  }
+
+  bool timed_out() const { return timed_out_; }
+  int64_t cost() const { return found_[goal_number_].cost; }
+
+  Schedule schedule() const {
+    Schedule result;
+    for (size_t at = goal_number_; found_[at].previous != kNone; at = found_[at].previous)
+      result.steps.push_back(found_[at].step);
+    std::ranges::reverse(result.steps);
+    return result;
+  }
+
+ private:
+  struct Found {
+    const State* state;
+    int64_t cost;
+    size_t previous;
+    Step step;
+    bool done;
+  };
+
+  template <typename Ids>
+  Mask mask_of(const Ids& ids) const {
+    Mask mask = 0;
+    for (const ValueId id : ids)
+      if (!graph_.value(id).resident) mask |= bit(number_of_value_[index(id)]);
+    return mask;
+  }
+
+  /// By progress: the values that what is still to come may read, directly or to make something again.
+  void find_useful() {
+    for (uint32_t progress = 0; progress <= group_count_; ++progress) {
+      Mask useful = outputs_;
+      for (size_t i = 0; i < ops_.size(); ++i)
+        if (order_of_op_[i] >= static_cast<int>(progress)) useful |= ops_[i].inputs;
+      for (Mask before = 0; before != useful;) {
+        before = useful;
+        for (const OpMasks& op : ops_)
+          if ((op.outputs & useful) != 0) useful |= op.inputs;
+      }
+      useful_.push_back(useful);
+    }
+  }
+
+  int64_t memory(const State& state) const {
+    int64_t sum = 0;
+    for (Mask rest = state.alive; rest != 0; rest &= rest - 1) 
+      sum += bytes_[static_cast<size_t>(std::countr_zero(rest))];
+    for (const auto& ghost : state.ghosts) sum = capped_sum(sum, bytes_[ghost.first]);
+    return sum;
+  }
+
+  /// Values whose current copies hold the current copy of v.
+  Mask current_holders(const State& state, size_t v) const {
+    Mask holders = holders_[v] & state.alive;
+    for (const auto& [value, mask] : state.ghosts)
+      if (value == v) holders &= ~mask;
+    return holders;
+  }
+
+  /// The current copies of these values let go of all that they hold.
+  static void release_ghosts(State& state, Mask holders) {
+    for (auto& ghost : state.ghosts) ghost.second &= ~holders;
+    std::erase_if(state.ghosts, [](const auto& ghost) { return ghost.second == 0; });
+  }
+
+  State after_run(const State& state, size_t i) const {
+    const Mask outputs = ops_[i].outputs;
+    State next = state;
+    for (Mask rest = outputs & state.alive; rest != 0; rest &= rest - 1) {
+      const auto v = static_cast<size_t>(std::countr_zero(rest));
+      const Mask holders = current_holders(state, v) & ~outputs;
+      if (holders != 0) next.ghosts.emplace_back(static_cast<uint8_t>(v), holders);
+    }
+    release_ghosts(next, outputs);
+    std::ranges::sort(next.ghosts);
+    next.alive |= outputs;
+    if (order_of_op_[i] == static_cast<int>(state.progress)) ++next.progress;
+    if (!graph_.ops()[i].recompute) next.ran_once |= bit(i);
+    return next;
+  }
+
+  static State after_drop(const State& state, size_t v) {
+    State next = state;
+    next.alive &= ~bit(v);
+    release_ghosts(next, bit(v));
+    return next;
+  }
+
+  void expand(const State& state, int64_t cost, size_t number) {
+    // What nothing to come can use goes first, and nothing else matters until it is gone.
+    for (Mask rest = state.alive & ~useful_[state.progress]; rest != 0; rest &= rest - 1) {
+      const auto v = static_cast<size_t>(std::countr_zero(rest));
+      if (current_holders(state, v) != 0) continue;
+      reach(after_drop(state, v), cost, number, Step::drop(values_[v]));
+      return;
+    }
+    const int64_t memory_bytes = memory(state);
+    bool cramped = false;
+    for (size_t i = 0; i < ops_.size(); ++i) {
+      const OpMasks& op = ops_[i];
+      if ((op.inputs & ~state.alive) != 0 || order_of_op_[i] > static_cast<int>(state.progress)) continue;
+      if ((state.ran_once & bit(i)) != 0) continue;
+      const bool first_run = order_of_op_[i] == static_cast<int>(state.progress);
+      const Mask missing = op.outputs & ~state.alive;
+      if (!first_run && (missing & useful_[state.progress]) == 0) continue;
+      const int64_t moment =
+          capped_sum(capped_sum(memory_bytes, op.output_bytes), graph_.ops()[i].workspace_bytes);
+      const State next = after_run(state, i);
+      if (moment > (goal_ == Goal::kLeastPeak ? cost : budget_)) cramped = true;
+      if (moment <= budget_) reach(next, cost_after(cost, i, first_run, moment), number, Step::run(op_id(i)));
+      const auto first = number_of_value_[index(graph_.ops()[i].outputs.front())];
+      if ((state.alive & bit(first)) != 0) continue;
+      for (Mask rest = op.overwrites; rest != 0; rest &= rest - 1) {
+        const auto over = static_cast<size_t>(std::countr_zero(rest));
+        if (current_holders(state, over) != 0 || (holders_[over] & op.outputs) != 0) continue;
+        if (moment - bytes_[over] <= budget_)
+          reach(after_drop(next, over), cost_after(cost, i, first_run, moment - bytes_[over]), number,
+                Step::run_over(op_id(i), values_[over]));
+      }
+    }
+    // Giving up early buys nothing: only before a run that does not fit, or that would raise the least peak.
+    if (!cramped) return;
+    for (Mask rest = state.alive; rest != 0; rest &= rest - 1) {
+      const auto v = static_cast<size_t>(std::countr_zero(rest));
+      const bool frees = current_holders(state, v) == 0 && (bytes_[v] > 0 || holds_[v] != 0);
+      if (frees) reach(after_drop(state, v), cost, number, Step::drop(values_[v]));
+    }
+  }
+
+  /// Of time, only what goes beyond the fastest op of each needed group, which all schedules have in common: states of
+  /// little recomputation are then looked at first.
+  int64_t cost_after(int64_t cost, size_t i, bool first_run, int64_t moment) const {
+    if (goal_ == Goal::kLeastPeak) return std::max(cost, moment);
+    return capped_sum(cost, graph_.ops()[i].time_ns - (first_run ? fastest_ns_[static_cast<size_t>(order_of_op_[i])] : 0));
+  }
+
+  void reach(const State& state, int64_t cost, size_t previous, Step step) {
+    const auto [entry, is_new] = index_.try_emplace(state, found_.size());
+    if (is_new) {
+      found_.push_back(Found{&entry->first, cost, previous, step, false});
+    } else {
+      Found& found = found_[entry->second];
+      if (found.done || found.cost <= cost) return;
+      found.cost = cost;
+      found.previous = previous;
+      found.step = step;
+    }
+    queue_.emplace(cost, entry->second);
+  }
+
+  static constexpr int kOptional = -1;  ///< order of a group that is not needed: free at any time
+  static constexpr size_t kNone = std::numeric_limits<size_t>::max();
+
+  const Graph& graph_;
+  int64_t max_states_;
+  uint32_t group_count_ = 0;         ///< needed ones
+  std::vector<int64_t> fastest_ns_;  ///< by needed group
+  std::vector<ValueId> values_;
+  std::vector<size_t> number_of_value_;
+  std::vector<Mask> holds_;
+  std::vector<Mask> holders_;
+  std::vector<int64_t> bytes_;
+  Mask outputs_ = 0;
+  std::vector<OpMasks> ops_;
+  std::vector<int> order_of_op_;
+  std::vector<Mask> useful_;
+
+  Goal goal_ = Goal::kLeastTime;
+  int64_t budget_ = 0;
+  bool timed_out_ = false;
+  size_t goal_number_ = 0;
+  std::vector<Found> found_;
+  std::unordered_map<State, size_t, StateHash> index_;
+  using Open = std::pair<int64_t, size_t>;
+  std::priority_queue<Open, std::vector<Open>, std::greater<>> queue_;
+};
+
+void check_size(const Graph& graph) {
+  const auto refuse = [&](const std::string& why) {
+    throw NotApplicable("exhaustive: takes at most " + std::to_string(ExhaustiveLimits::kMostValues) +
+                        " values that are not resident and " + std::to_string(ExhaustiveLimits::kMostOps) +
+                        " ops, and no holder that is itself held; this graph has " + why);
+  };
+  const auto values = std::ranges::count_if(graph.values(), [](const Value& value) { return !value.resident; });
+  if (static_cast<size_t>(values) > ExhaustiveLimits::kMostValues) refuse(std::to_string(values) + " values");
+  if (graph.ops().size() > ExhaustiveLimits::kMostOps) refuse(std::to_string(graph.ops().size()) + " ops");
+  for (size_t v = 0; v < graph.values().size(); ++v)
+    if (!graph.values()[v].holds.empty() && !graph.holders(value_id(v)).empty())
+      refuse("such a holder: value " + std::to_string(v));
+}
+
+}  // namespace
+
+PlanResult plan_exhaustive(const Graph& graph, const PlanRequest& request) {
+  check_size(graph);
+  Search search(graph, request.limits.max_states);
+  PlanResult result;
+  constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+  if (!search.run(Goal::kLeastPeak, kUnlimited)) {
+    result.status = PlanStatus::kTimeout;
+    return result;
+  }
+  // A peak is never below what is resident, whatever negative workspaces say.
+  result.smallest_budget_bytes = graph.resident_bytes() + std::max<int64_t>(search.cost(), 0);
+  const int64_t budget_bytes = request.budget_bytes.value_or(result.smallest_budget_bytes);
+  if (budget_bytes < result.smallest_budget_bytes) {
+    result.status = PlanStatus::kInfeasible;
+    return result;
+  }
+  Schedule least_peak = search.schedule();
+  if (search.run(Goal::kLeastTime, budget_bytes)) {
+    result.status = PlanStatus::kOptimal;
+    result.schedule = search.schedule();
+    result.lower_bound_ns = capped_sum(time_lower_bound_ns(graph), search.cost());
+  } else {
+    HEADROOM_ASSERT(search.timed_out());
+    result.status = PlanStatus::kTimeout;
+    result.schedule = std::move(least_peak);
+  }
+  return result;
+}
+
+}  // namespace headroom

@@ -1,0 +1,512 @@
+#include "headroom/plan/lower_sets.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <queue>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "headroom/core/error.h"
+#include "headroom/core/simulate.h"
+
+namespace headroom {
+namespace {
+
+constexpr int kMostBounds = 40;
+/// The planner counts time in steps of this part of the whole forward time: few times, small fronts.
+constexpr int64_t kTimeSteps = 2048;
+/// Moves looked at, after which no more bounds are tried; for one bound, this many for each state that the limits allow.
+constexpr int64_t kMostWork = 100'000'000;
+constexpr int64_t kMostWorkPerState = 300;
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
+size_t at(int position) { return static_cast<size_t>(position); }
+
+using Bits = std::vector<uint64_t>;
+
+bool has(std::span<const uint64_t> bits, int v) { return (bits[at(v) / 64] >> (v % 64) & 1) != 0; }
+void add(std::span<uint64_t> bits, int v) { bits[at(v) / 64] |= uint64_t{1} << (v % 64); }
+
+/// Sets one after another, in the order in which they are found.
+class Collection {
+ public:
+  Collection(const ForwardGraph& forward, int64_t limit)
+      : forward_(forward), words_(at(forward.size() + 63) / 64), limit_(limit) {}
+
+  size_t words() const { return words_; }
+  int64_t count() const { return static_cast<int64_t>(bits_.size() / words_); }
+  std::span<const uint64_t> set(int64_t i) const {
+    return std::span(bits_).subspan(static_cast<size_t>(i) * words_, words_);
+  }
+
+  void push(const Bits& set) {
+    if (count() == limit_) {
+      throw NotApplicable("lower-sets: the graph has more than " + std::to_string(limit_) +
+                          " lower sets, the most that its limits allow");
+    }
+    bits_.insert(bits_.end(), set.begin(), set.end());
+  }
+
+  /// With each vertex in turn: every set found so far that has its predecessors, and the vertex.
+  void push_all() {
+    push(Bits(words_, 0));
+    for (int v = 0; v < forward_.size(); ++v) {
+      const int64_t found = count();
+      for (int64_t i = 0; i < found; ++i) {
+        if (!std::ranges::all_of(forward_.predecessors[at(v)], [&](int u) { return has(set(i), u); })) continue;
+        Bits larger(set(i).begin(), set(i).end());
+        add(larger, v);
+        push(larger);
+      }
+    }
+  }
+
+  void push_ancestors() {
+    push(Bits(words_, 0));
+    for (int v = 0; v < forward_.size(); ++v) {
+      Bits ancestors(words_, 0);
+      add(ancestors, v);
+      for (const int u : forward_.predecessors[at(v)]) {
+        const std::span<const uint64_t> others = set(u + 1);
+        for (size_t w = 0; w < words_; ++w) ancestors[w] |= others[w];
+      }
+      push(ancestors);
+    }
+    Bits all(words_, 0);
+    for (int v = 0; v < forward_.size(); ++v) add(all, v);
+    if (!std::ranges::equal(set(count() - 1), all)) push(all);
+  }
+
+ private:
+  const ForwardGraph& forward_;
+  size_t words_;
+  int64_t limit_;
+  std::vector<uint64_t> bits_;
+};
+
+/// What it takes to go from one lower set to a larger one.
+struct Move {
+  int64_t need_bytes;  ///< beside what is kept before
+  int64_t kept_bytes;  ///< kept from now on
+  int64_t time_ns;
+};
+
+class Moves {
+ public:
+  Moves(const ForwardGraph& forward, const LowerSets& sets) : forward_(forward), sets_(sets) {}
+
+  /// Nothing unless `from` is a proper subset of `to` and the move needs at most `most_bytes`.
+  std::optional<Move> find(int from, int to, int64_t most_bytes) const {
+    const int64_t added_bytes = sets_.size_bytes[at(to)] - sets_.size_bytes[at(from)];
+    Move move{2 * added_bytes + sets_.outside_bytes[at(to)], 0, 0};
+    if (move.need_bytes > most_bytes || !is_subset(from, to)) return std::nullopt;
+    if (to + 1 == sets_.count()) return move;
+    move.time_ns = sets_.time_ns[at(to)] - sets_.time_ns[at(from)];
+    for (const int v : sets_.boundary[at(to)]) {
+      if (sets_.contains(from, v)) continue;
+      const ForwardVertex& vertex = forward_.vertex(v);
+      move.kept_bytes += vertex.kept_bytes;
+      if (vertex.kept_bytes == vertex.size_bytes) move.time_ns -= vertex.time_ns;
+    }
+    return move;
+  }
+
+ private:
+  bool is_subset(int a, int b) const {
+    const uint64_t* const in_a = &sets_.bits[at(a) * sets_.words];
+    const uint64_t* const in_b = &sets_.bits[at(b) * sets_.words];
+    for (size_t w = 0; w < sets_.words; ++w) {
+      if ((in_a[w] & ~in_b[w]) != 0) return false;
+    }
+    return true;
+  }
+
+  const ForwardGraph& forward_;
+  const LowerSets& sets_;
+};
+
+/// For each set the sequence to it, within the bound, that keeps the fewest bytes, whatever its time.
+struct LeastKept {
+  struct State {
+    int64_t kept_bytes = kNever;  ///< kNever: no sequence
+    int64_t time_ns = 0;
+    int from = -1;
+  };
+  std::vector<State> states;
+};
+
+/// O(sets^2 * (words + boundary)).
+LeastKept least_kept(const Moves& moves, int count, int64_t bound_bytes) {
+  LeastKept result;
+  result.states.resize(at(count));
+  result.states[0].kept_bytes = 0;
+  for (int to = 1; to < count; ++to) {
+    LeastKept::State& state = result.states[at(to)];
+    for (int from = 0; from < to; ++from) {
+      const LeastKept::State& before = result.states[at(from)];
+      if (before.kept_bytes > bound_bytes) continue;
+      const std::optional<Move> move = moves.find(from, to, bound_bytes - before.kept_bytes);
+      if (!move) continue;
+      const LeastKept::State next{before.kept_bytes + move->kept_bytes, before.time_ns + move->time_ns, from};
+      if (std::tie(next.kept_bytes, next.time_ns) < std::tie(state.kept_bytes, state.time_ns)) state = next;
+    }
+  }
+  return result;
+}
+
+std::optional<LowerSetSequence> sequence_of(const LeastKept& least) {
+  const LeastKept::State& end = least.states.back();
+  if (end.kept_bytes == kNever) return std::nullopt;
+  LowerSetSequence sequence{{}, end.time_ns, end.kept_bytes};
+  for (int set = static_cast<int>(least.states.size()) - 1; set > 0; set = least.states[at(set)].from) {
+    sequence.sets.push_back(set);
+  }
+  std::ranges::reverse(sequence.sets);
+  return sequence;
+}
+
+/// What is known of the ways from each set to the end.
+class Rest {
+ public:
+  /// O(sets^2 * (words + boundary + levels)).
+  Rest(const Moves& moves, const LeastKept& least, int64_t bound_bytes)
+      : levels_(level_count(std::ssize(least.states))),
+        width_bytes_(bound_bytes / levels_ + 1),
+        most_kept_bytes_(least.states.size(), -1),
+        least_ns_(least.states.size() * static_cast<size_t>(levels_), kFar) {
+    const int count = static_cast<int>(least.states.size());
+    most_kept_bytes_.back() = bound_bytes;
+    std::fill(least_ns_.end() - levels_, least_ns_.end(), 0);
+    for (int from = count - 1; from-- > 0;) {
+      const int64_t kept_bytes = least.states[at(from)].kept_bytes;
+      if (kept_bytes > bound_bytes) continue;
+      int64_t& most_here = most_kept_bytes_[at(from)];
+      for (int to = from + 1; to < count; ++to) {
+        if (most_kept_bytes_[at(to)] < 0) continue;
+        const std::optional<Move> move = moves.find(from, to, bound_bytes - kept_bytes);
+        if (!move) continue;
+        const int64_t most = std::min(bound_bytes - move->need_bytes, most_kept_bytes_[at(to)] - move->kept_bytes);
+        if (most < kept_bytes) continue;
+        most_here = std::max(most_here, most);
+        // Whoever keeps at least `level` widths here keeps at least `level + shift` there.
+        const int64_t shift = move->kept_bytes / width_bytes_;
+        const int64_t levels = most / width_bytes_ + 1;
+        int64_t* const here = &least_ns_[entry(from, 0)];
+        const int64_t* const there = &least_ns_[entry(to, shift)];
+        for (int64_t level = 0; level < levels; ++level) here[level] = std::min(here[level], move->time_ns + there[level]);
+      }
+    }
+  }
+
+  /// With more kept at this set the end cannot be reached within the bound; -1: not at all.
+  int64_t most_kept_bytes(int set) const { return most_kept_bytes_[at(set)]; }
+  /// No way to the end from this set takes less; grows with what is kept.
+  int64_t least_ns(int set, int64_t kept_bytes) const {
+    return least_ns_[entry(set, kept_bytes / width_bytes_)];
+  }
+
+ private:
+  static constexpr int64_t kFar = kNever / 4;
+
+  /// The more the better the guess; fewer where sets are many.
+  static int64_t level_count(int64_t sets) { return std::clamp<int64_t>((int64_t{1} << 28) / (sets * sets), 64, 4096); }
+  size_t entry(int set, int64_t level) const { return at(set) * static_cast<size_t>(levels_) + static_cast<size_t>(level); }
+
+  int64_t levels_;
+  int64_t width_bytes_;
+  std::vector<int64_t> most_kept_bytes_;  // by set
+  std::vector<int64_t> least_ns_;         // by set and level of what is kept
+};
+
+/// Pairs of time and kept bytes of which none is as good as another in both.
+class Front {
+ public:
+  bool has(int64_t time_ns, int64_t kept_bytes) const {
+    const auto found = kept_by_time_.find(time_ns);
+    return found != kept_by_time_.end() && found->second == kept_bytes;
+  }
+
+  /// False where another one is as good.
+  bool add(int64_t time_ns, int64_t kept_bytes) {
+    auto after = kept_by_time_.upper_bound(time_ns);
+    if (after != kept_by_time_.begin() && std::prev(after)->second <= kept_bytes) return false;
+    while (after != kept_by_time_.end() && after->second >= kept_bytes) after = kept_by_time_.erase(after);
+    kept_by_time_[time_ns] = kept_bytes;
+    return true;
+  }
+
+ private:
+  std::map<int64_t, int64_t> kept_by_time_;  // kept bytes fall as time grows
+};
+
+Segments segments_of(const ForwardGraph& forward, const LowerSets& sets, const LowerSetSequence& sequence) {
+  Segments segments;
+  segments.segment.resize(at(forward.size()));
+  segments.keep.assign(at(forward.size()), 0);
+  segments.last = static_cast<int>(sequence.sets.size()) - 1;
+  int previous = 0;
+  for (size_t i = 0; i < sequence.sets.size(); ++i) {
+    const int set = sequence.sets[i];
+    for (int v = 0; v < forward.size(); ++v) {
+      if (sets.contains(set, v) && !sets.contains(previous, v)) segments.segment[at(v)] = static_cast<int>(i);
+    }
+    for (const int v : sets.boundary[at(set)]) segments.keep[at(v)] = 1;
+    previous = set;
+  }
+  return segments;
+}
+
+/// Plans for bounds, and the best of them for a budget.
+class Sampler {
+ public:
+  Sampler(const Graph& graph, const PlanRequest& request, const LowerSetOptions& options)
+      : graph_(graph),
+        request_(request),
+        forward_(with_coarse_times(forward_graph(graph, "lower-sets"))),
+        sets_(lower_sets(forward_, options.exact, most_sets(request.limits))) {}
+
+  PlanResult plan() {
+    consider({{sets_.count() - 1}, 0, 0});
+    const int64_t most = 2 * sets_.size_bytes.back();
+    const int64_t least = least_bound(most);
+    sample(least);
+    if (least < most && !limit_reached_) sample(most);
+    // Next the bound halfway between the two neighbours whose plans leave most open between them.
+    while (samples_.size() < kMostBounds && samples_.size() > 1 && work_ < kMostWork && !limit_reached_) {
+      const auto open = [&](size_t i) {
+        const Sample& low = samples_[i];
+        const Sample& high = samples_[i + 1];
+        if (high.bound_bytes - low.bound_bytes < 2) return 0.0;
+        return static_cast<double>(std::abs(high.peak_bytes - low.peak_bytes)) *
+               static_cast<double>(low.time_ns - high.time_ns);
+      };
+      std::ranges::sort(samples_, {}, &Sample::bound_bytes);
+      size_t widest = 0;
+      for (size_t i = 1; i + 1 < samples_.size(); ++i) {
+        if (open(i) > open(widest)) widest = i;
+      }
+      if (open(widest) == 0.0) break;
+      const auto& [bound_bytes, time_ns, peak_bytes] = samples_[widest];
+      sample(std::midpoint(bound_bytes, samples_[widest + 1].bound_bytes), time_ns);
+    }
+    if (result_.schedule) result_.status = PlanStatus::kFeasible;
+    if (limit_reached_) result_.status = PlanStatus::kTimeout;
+    return std::move(result_);
+  }
+
+ private:
+  struct Sample {
+    int64_t bound_bytes;
+    int64_t time_ns;     // of the sequence
+    int64_t peak_bytes;  // simulated
+  };
+
+  static ForwardGraph with_coarse_times(ForwardGraph forward) {
+    int64_t whole_ns = 0;
+    for (const ForwardVertex& vertex : forward.vertices) whole_ns += vertex.time_ns;
+    const int64_t step_ns = std::max<int64_t>(1, whole_ns / kTimeSteps);
+    for (ForwardVertex& vertex : forward.vertices) {
+      vertex.time_ns = vertex.time_ns / step_ns + (vertex.time_ns % step_ns > step_ns / 2 ? 1 : 0);
+    }
+    return forward;
+  }
+
+  static int64_t most_sets(const PlanLimits& limits) {
+    return static_cast<int64_t>(10 * std::sqrt(static_cast<double>(std::max<int64_t>(limits.max_states, 1))));
+  }
+
+  /// The smallest bound that has a sequence, or up to 1/4096 more.
+  int64_t least_bound(int64_t high) const {
+    const Moves moves(forward_, sets_);
+    int64_t low = -1;
+    while (high - low > 1 + high / 4096) {
+      const int64_t middle = std::midpoint(low, high);
+      const bool found = least_kept(moves, sets_.count(), middle).states.back().kept_bytes != kNever;
+      (found ? high : low) = middle;
+    }
+    return high;
+  }
+
+  /// `known_ns`: the time for a smaller bound.
+  void sample(int64_t bound_bytes, int64_t known_ns = kNever) {
+    const LeastKept least = least_kept(Moves(forward_, sets_), sets_.count(), bound_bytes);
+    if (const auto sequence = sequence_of(least)) consider(*sequence);
+    const LowerSetSearch search = least_time_sequence(forward_, sets_, bound_bytes, request_.limits.max_states, known_ns);
+    work_ += int64_t{sets_.count()} * sets_.count() + search.work;
+    limit_reached_ = search.limit_reached;
+    if (!search.sequence) {
+      HEADROOM_ASSERT(limit_reached_);
+      return;
+    }
+    samples_.push_back({bound_bytes, search.sequence->time_ns, consider(*search.sequence)});
+  }
+
+  /// Simulates the plan, keeps it if it is the best for the budget; its peak.
+  int64_t consider(const LowerSetSequence& sequence) {
+    Schedule schedule = segment_schedule(graph_, forward_, segments_of(forward_, sets_, sequence));
+    const Simulation simulation = simulate(graph_, schedule);
+    HEADROOM_ASSERT(!simulation.error);
+    const int64_t peak = simulation.peak_bytes;
+    if (!seen_ || peak < result_.smallest_budget_bytes) result_.smallest_budget_bytes = peak;
+    seen_ = true;
+    if (request_.budget_bytes && peak > *request_.budget_bytes) return peak;
+    const auto rank = request_.budget_bytes ? std::pair(simulation.time_ns, peak) : std::pair(peak, simulation.time_ns);
+    if (!result_.schedule || rank < best_rank_) {
+      best_rank_ = rank;
+      result_.schedule = std::move(schedule);
+    }
+    return peak;
+  }
+
+  const Graph& graph_;
+  const PlanRequest& request_;
+  ForwardGraph forward_;
+  LowerSets sets_;
+  std::vector<Sample> samples_;
+  PlanResult result_;
+  std::pair<int64_t, int64_t> best_rank_;
+  bool seen_ = false;
+  bool limit_reached_ = false;
+  int64_t work_ = 0;
+};
+
+}  // namespace
+
+LowerSets lower_sets(const ForwardGraph& forward, bool exact, int64_t limit) {
+  Collection collection(forward, limit);
+  exact ? collection.push_all() : collection.push_ancestors();
+  std::vector<std::pair<int, int64_t>> order;
+  for (int64_t i = 0; i < collection.count(); ++i) {
+    int members = 0;
+    for (const uint64_t word : collection.set(i)) members += std::popcount(word);
+    order.emplace_back(members, i);
+  }
+  std::ranges::sort(order);
+
+  int64_t all_bytes = 0;
+  for (const ForwardVertex& vertex : forward.vertices) {
+    all_bytes += vertex.size_bytes;
+    // A move needs at most what is kept, twice what it adds, and what is outside.
+    if (all_bytes > kNever / 8) throw NotApplicable("lower-sets: the forward values are larger than 2^60 bytes together");
+  }
+  LowerSets sets;
+  sets.vertices = forward.size();
+  sets.words = collection.words();
+  Bits readers(sets.words);
+  Bits others(sets.words);
+  for (const auto& [members, i] : order) {
+    const std::span<const uint64_t> set = collection.set(i);
+    sets.bits.insert(sets.bits.end(), set.begin(), set.end());
+    int64_t size_bytes = 0;
+    int64_t time_ns = 0;
+    std::vector<int> boundary;
+    std::ranges::fill(readers, 0);
+    std::ranges::fill(others, 0);
+    for (int v = 0; v < forward.size(); ++v) {
+      if (!has(set, v)) continue;
+      size_bytes += forward.vertex(v).size_bytes;
+      time_ns += forward.vertex(v).time_ns;
+      bool read_outside = false;
+      for (const int reader : forward.successors[at(v)]) {
+        if (has(set, reader)) continue;
+        read_outside = true;
+        if (has(readers, reader)) continue;
+        add(readers, reader);
+        for (const int other : forward.predecessors[at(reader)]) {
+          if (!has(set, other)) add(others, other);
+        }
+      }
+      if (read_outside) boundary.push_back(v);
+    }
+    int64_t outside_bytes = 0;
+    for (int v = 0; v < forward.size(); ++v) {
+      if (has(readers, v)) outside_bytes += forward.vertex(v).size_bytes;
+      if (has(others, v)) outside_bytes += forward.vertex(v).size_bytes;
+    }
+    sets.size_bytes.push_back(size_bytes);
+    sets.time_ns.push_back(time_ns);
+    sets.boundary.push_back(std::move(boundary));
+    sets.outside_bytes.push_back(outside_bytes);
+  }
+  return sets;
+}
+
+LowerSetSearch least_time_sequence(const ForwardGraph& forward, const LowerSets& sets, int64_t bound_bytes,
+                                   int64_t max_states, int64_t most_ns) {
+  // A state is a way to a set. They are taken in order of their time and the least that the rest takes, so the first one
+  // at the end is the fastest.
+  struct State {
+    int64_t least_ns;  // in all
+    int64_t kept_bytes;
+    int set;
+    int from;  // among `taken`
+    int64_t time_ns;
+    bool operator>(const State& other) const {
+      return std::tie(least_ns, kept_bytes, set, from) > std::tie(other.least_ns, other.kept_bytes, other.set, other.from);
+    }
+  };
+  const Moves moves(forward, sets);
+  const int count = sets.count();
+  const int64_t pairs = int64_t{count} * count;
+  LowerSetSearch result;
+  const LeastKept least = least_kept(moves, count, bound_bytes);
+  if (least.states.back().kept_bytes == kNever) return result;
+  const Rest rest(moves, least, bound_bytes);
+  result.work = pairs;
+  // A way to the end is known: no slower one is of use.
+  most_ns = std::min(most_ns, least.states.back().time_ns);
+
+  std::vector<State> taken;
+  std::vector<Front> fronts(at(count));
+  std::priority_queue<State, std::vector<State>, std::greater<>> waiting;
+  waiting.push({rest.least_ns(0, 0), 0, 0, -1, 0});
+  fronts[0].add(0, 0);
+  std::optional<State> best;
+  while (!waiting.empty()) {
+    const State state = waiting.top();
+    waiting.pop();
+    if (best && state.least_ns > best->least_ns) break;
+    if (!fronts[at(state.set)].has(state.time_ns, state.kept_bytes)) continue;
+    if (state.set == count - 1) {
+      if (!best || state.kept_bytes < best->kept_bytes) best = state;
+      continue;
+    }
+    const int index = static_cast<int>(taken.size());
+    taken.push_back(state);
+    for (int to = state.set + 1; to < count; ++to) {
+      if (rest.most_kept_bytes(to) < 0) continue;
+      const std::optional<Move> move = moves.find(state.set, to, bound_bytes - state.kept_bytes);
+      if (!move) continue;
+      const int64_t kept_bytes = state.kept_bytes + move->kept_bytes;
+      if (kept_bytes > rest.most_kept_bytes(to)) continue;
+      const int64_t time_ns = state.time_ns + move->time_ns;
+      const int64_t least_ns = time_ns + rest.least_ns(to, kept_bytes);
+      if (least_ns > most_ns || !fronts[at(to)].add(time_ns, kept_bytes)) continue;
+      waiting.push({least_ns, kept_bytes, to, index, time_ns});
+    }
+    result.work += count;
+    const bool too_many = static_cast<int64_t>(taken.size() + waiting.size()) > max_states;
+    if (too_many || (result.work - pairs) / kMostWorkPerState > max_states) {
+      result.limit_reached = true;
+      return result;
+    }
+  }
+  if (!best) return result;
+  LowerSetSequence sequence{{}, best->time_ns, best->kept_bytes};
+  for (State state = *best; state.set > 0; state = taken[at(state.from)]) sequence.sets.push_back(state.set);
+  std::ranges::reverse(sequence.sets);
+  result.sequence = std::move(sequence);
+  return result;
+}
+
+PlanResult plan_lower_sets(const Graph& graph, const PlanRequest& request, const LowerSetOptions& options) {
+  return Sampler(graph, request, options).plan();
+}
+
+}  // namespace headroom

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "headroom/core/error.h"
+#include "headroom/core/schedule.h"
+
+namespace headroom {
+
+/// A planner does not take this graph or chain; the message says why.
+class NotApplicable : public InvalidInput {
+ public:
+  using InvalidInput::InvalidInput;
+};
+
+enum class PlanStatus : uint8_t {
+  kOptimal,     ///< proved the best of the kind of schedule that the planner looks at
+  kFeasible,    ///< a plan, not proved the best
+  kInfeasible,  ///< proved: no schedule of the kind that the planner looks at fits the budget
+  kNotFound,    ///< no plan found, not proved that there is none
+  kTimeout,     ///< a limit was reached: the best plan so far, if any
+};
+
+/// Limits count work, not seconds, so that results repeat.
+struct PlanLimits {
+  int64_t max_states = 1'000'000;  ///< of searches that could be exponential
+  int threads = 0;                 ///< 0: as many as the machine has. Never changes the result.
+};
+
+struct PlanRequest {
+  std::optional<int64_t> budget_bytes;  ///< largest peak of the whole step, resident values included; none: no limit
+  PlanLimits limits;
+};
+
+/// Peak and time are not here: simulate() says them.
+struct PlanResult {
+  PlanStatus status = PlanStatus::kNotFound;
+  std::optional<Schedule> schedule;
+  int64_t lower_bound_ns = 0;         ///< proved for all schedules within the budget
+  int64_t smallest_budget_bytes = 0;  ///< the least budget for which this planner knows a plan; 0: not computed
+  std::vector<int> checkpoints;       ///< of subset planners: stages whose outputs are kept, 1..L-1, ascending
+};
+
+}  // namespace headroom

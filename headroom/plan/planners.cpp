@@ -1,0 +1,169 @@
+#include "headroom/plan/planners.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+
+#include "headroom/core/quote.h"
+#include "headroom/core/simulate.h"
+#include "headroom/plan/auto.h"
+#include "headroom/plan/binomial.h"
+#include "headroom/plan/bound.h"
+#include "headroom/plan/chain.h"
+#include "headroom/plan/division_tree.h"
+#include "headroom/plan/even.h"
+#include "headroom/plan/exhaustive.h"
+#include "headroom/plan/lower_sets.h"
+#include "headroom/plan/peak_cubic.h"
+#include "headroom/plan/peak_linear.h"
+#include "headroom/plan/sqrt.h"
+
+namespace headroom {
+namespace {
+
+PlanResult store_all_plan(const Network& network, const PlanRequest&, const PlannerOptions&) {
+  PlanResult result;
+  result.status = PlanStatus::kFeasible;
+  result.schedule = store_all(network.graph);
+  return result;
+}
+
+PlanResult even_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
+  return plan_even(*network.chain, request, EvenOptions{{options.reentrant}, options.segments});
+}
+
+PlanResult sqrt_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
+  return plan_sqrt(*network.chain, request, {options.reentrant});
+}
+
+PlanResult binomial_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
+  return plan_binomial(*network.chain, request, {options.segments});
+}
+
+PlanResult peak_cubic_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
+  return plan_peak_cubic(*network.chain, request, {options.reentrant});
+}
+
+PlanResult peak_linear_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
+  return plan_peak_linear(*network.chain, request, {options.reentrant});
+}
+
+PlanResult chain_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
+  return plan_chain(*network.chain, request, {options.slots});
+}
+
+/// On a chain the division tree is one linear node, whose chain case is peak-cubic's objective.
+PlanResult division_tree_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
+  if (network.chain) return peak_cubic_plan(network, request, options);
+  return plan_division_tree(network.graph, request);
+}
+
+PlanResult lower_sets_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
+  return plan_lower_sets(network.graph, request, {options.exact});
+}
+
+PlanResult exhaustive_plan(const Network& network, const PlanRequest& request, const PlannerOptions&) {
+  return plan_exhaustive(network.graph, request);
+}
+
+constexpr bool kChains = false;
+constexpr bool kGraphs = true;
+
+constexpr std::array<Planner, 11> kPlanners = {{
+    {"store-all", kGraphs, Minimises::kTime, false, false, "plain training", store_all_plan},
+    {"even", kChains, Minimises::kPeak, false, true, "PyTorch's checkpoint_sequential", even_plan},
+    {"sqrt", kChains, Minimises::kPeak, false, true, "Chen et al. 2016, arXiv 1604.06174", sqrt_plan},
+    {"binomial", kChains, Minimises::kTime, false, false, "Griewank & Walther 2000, Algorithm 799: revolve", binomial_plan},
+    {"peak-cubic", kChains, Minimises::kPeak, false, true, "Hong et al. 2025, arXiv 2502.12499, Theorem 1", peak_cubic_plan},
+    {"peak-linear", kChains, Minimises::kPeak, false, true, "Hong et al. 2025, arXiv 2502.12499", peak_linear_plan},
+    {"chain", kChains, Minimises::kTime, true, false, "Beaumont et al. 2019, arXiv 1911.13214 (Rotor)", chain_plan},
+    {"division-tree", kGraphs, Minimises::kPeak, false, true, "Feng & Huang 2021, arXiv 1808.00079", division_tree_plan},
+    {"lower-sets", kGraphs, Minimises::kTime, false, false, "Kusumoto et al. 2019, arXiv 1905.11722", lower_sets_plan},
+    {"exhaustive", kGraphs, Minimises::kTime, false, false, "every schedule, small inputs only", exhaustive_plan},
+    {"auto", kGraphs, Minimises::kTime, true, false, "the best of all others", plan_auto},
+}};
+
+PlanStatus status_of(const Plan& plan) {
+  if (!plan.result.schedule) return plan.result.status;
+  const bool meets_bound = plan.planner->minimises == Minimises::kTime && *plan.time_ns == plan.result.lower_bound_ns;
+  return meets_bound ? PlanStatus::kOptimal : plan.result.status;
+}
+
+}  // namespace
+
+Network make_network(const Graph& graph) {
+  std::optional<ChainMatch> match = find_chain(graph);
+  if (match) return Network{std::move(match->graph), std::move(match->chain)};
+  return Network{graph, std::nullopt};
+}
+
+Network make_network(const Chain& chain) { return Network{to_graph(chain), chain}; }
+
+std::span<const Planner> planners() { return kPlanners; }
+
+const Planner& get_planner(std::string_view name) {
+  std::string known;
+  for (const Planner& planner : kPlanners) {
+    if (planner.name == name) return planner;
+    known += (known.empty() ? "" : ", ") + std::string(planner.name);
+  }
+  throw InvalidInput("there is no planner " + quote(name) + "; there are " + known);
+}
+
+Plan make_plan(const Planner& planner, const Network& network, const PlanRequest& request,
+               const PlannerOptions& options) {
+  const std::string name(planner.name);
+  if (!planner.takes_graphs && !network.chain)
+    throw NotApplicable(name + ": takes chains, and graph " + quote(network.graph.name()) + " is not one");
+  if (planner.needs_budget && !request.budget_bytes) throw InvalidInput(name + ": needs a budget");
+  Plan plan;
+  plan.planner = &planner;
+  plan.on_chain = network.chain.has_value();
+  plan.budget_bytes = request.budget_bytes;
+  const auto start = std::chrono::steady_clock::now();
+  plan.result = planner.plan(network, request, options);
+  plan.solve_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  plan.base_time_ns = simulate(network.graph, store_all(network.graph)).time_ns;
+  plan.result.lower_bound_ns = std::max(plan.result.lower_bound_ns, time_lower_bound_ns(network.graph));
+  if (!plan.result.schedule) return plan;
+  const Simulation simulation = simulate(network.graph, *plan.result.schedule);
+  if (simulation.error)
+    throw InternalError(name + ": made an invalid schedule, step " + std::to_string(simulation.error->step) + ": " +
+                        simulation.error->message);
+  if (plan.result.smallest_budget_bytes == 0) plan.result.smallest_budget_bytes = simulation.peak_bytes;
+  if (request.budget_bytes && simulation.peak_bytes > *request.budget_bytes) {
+    plan.result.status = PlanStatus::kInfeasible;
+    plan.result.schedule.reset();
+    plan.result.checkpoints.clear();
+    return plan;
+  }
+  plan.peak_bytes = simulation.peak_bytes;
+  plan.time_ns = simulation.time_ns;
+  plan.result.status = status_of(plan);
+  return plan;
+}
+
+std::vector<CurvePoint> plan_curve(const Planner& planner, const Network& network, int points,
+                                   const PlanRequest& request, const PlannerOptions& options) {
+  const int64_t most_bytes = simulate(network.graph, store_all(network.graph)).peak_bytes;
+  std::vector<CurvePoint> found;
+  const auto add_plan = [&](std::optional<int64_t> budget_bytes) {
+    const Plan plan = make_plan(planner, network, {budget_bytes, request.limits}, options);
+    if (plan.result.schedule) found.push_back({*plan.peak_bytes, *plan.time_ns});
+    return plan.result.smallest_budget_bytes;
+  };
+  if (planner.minimises == Minimises::kPeak) {
+    add_plan(std::nullopt);
+  } else {
+    const int64_t least_bytes = std::min(add_plan(most_bytes), most_bytes);
+    for (int i = 0; i + 1 < points; ++i)
+      add_plan(least_bytes + static_cast<int64_t>(static_cast<double>(most_bytes - least_bytes) * i / (points - 1)));
+  }
+  std::ranges::sort(found, {}, [](const CurvePoint& point) { return std::pair(point.peak_bytes, point.time_ns); });
+  std::vector<CurvePoint> front;
+  for (const CurvePoint& point : found)
+    if (front.empty() || point.time_ns < front.back().time_ns) front.push_back(point);
+  return front;
+}
+
+}  // namespace headroom

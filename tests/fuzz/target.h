@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "headroom/core/error.h"
+
+/// Each fuzz_*.cpp defines this; libFuzzer or run_seeds.cpp calls it.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+
+namespace headroom {
+
+inline std::string_view as_text(const uint8_t* data, size_t size) {
+  return std::string_view(reinterpret_cast<const char*>(data), size);
+}
+
+/// Runs `call`. It may throw InvalidInput, with one line of bounded length that begins with its source "f".
+template <typename Call>
+void unless_invalid(const Call& call) {
+  try {
+    call();
+  } catch (const InvalidInput& error) {
+    const std::string_view message = error.what();
+    HEADROOM_ASSERT(message.starts_with("f: ") && message.size() < 1000);
+    for (const char c : message) HEADROOM_ASSERT(static_cast<unsigned char>(c) >= 0x20);
+  }
+}
+
+}  // namespace headroom

@@ -1,0 +1,520 @@
+#include "headroom/plan/chain.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "headroom/core/simulate.h"
+#include "headroom/plan/chain_needs.h"
+#include "headroom/plan/chain_steps.h"
+#include "headroom/plan/chain_table.h"
+
+namespace headroom {
+namespace {
+
+constexpr int64_t kExactSlots = std::numeric_limits<int64_t>::max();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+PlanRequest request_of(int64_t budget_bytes, int threads = 1) {
+  PlanRequest request;
+  request.budget_bytes = budget_bytes;
+  request.limits.threads = threads;
+  return request;
+}
+
+PlanResult plan_exactly(const Chain& chain, int64_t budget_bytes) {
+  return plan_chain(chain, request_of(budget_bytes), {.slots = kExactSlots});
+}
+
+std::string text_of(const Chain& chain) {
+  std::string text = "resident " + std::to_string(chain.resident_bytes) + " input " +
+                     std::to_string(chain.input_bytes) + " input gradient " +
+                     std::to_string(chain.input_gradient_bytes) + "\n";
+  for (const Stage& stage : chain.stages)
+    text += stage.name + ": forward " + std::to_string(stage.forward_ns) + " backward " +
+            std::to_string(stage.backward_ns) + " output " + std::to_string(stage.output_bytes) + " tape " +
+            std::to_string(stage.tape_bytes) + " workspaces " + std::to_string(stage.forward_workspace_bytes) + " " +
+            std::to_string(stage.backward_workspace_bytes) + " gradient " + std::to_string(stage.gradient_bytes) + "\n";
+  return text;
+}
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : engine_(seed) {}
+  int64_t between(int64_t least, int64_t most) {
+    return least + static_cast<int64_t>(engine_() % static_cast<uint64_t>(most - least + 1));
+  }
+  bool chance(int percent) { return between(1, 100) <= percent; }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+/// Sizes of 0..9, or multiples of `unit`; workspaces in one of three chains, some negative; gradients in half of them.
+Chain random_chain(Random& random, int length, int64_t unit = 1) {
+  const int kind = static_cast<int>(random.between(0, 3));
+  const int64_t least_workspace = kind == 1 ? -4 : kind == 2 ? -40 : 0;
+  const int64_t most_workspace = kind == 0 ? 0 : 9;
+  const bool has_gradients = random.chance(50);
+  const bool has_zeros = random.chance(30);
+  const int64_t most_bytes = random.chance(10) ? 1 : 9;
+  const auto size = [&] { return has_zeros && random.chance(40) ? 0 : unit * random.between(0, most_bytes); };
+  Chain chain;
+  chain.name = "random";
+  chain.resident_bytes = size();
+  chain.input_bytes = size();
+  chain.input_gradient_bytes = random.chance(30) ? 0 : chain.input_bytes;
+  for (int i = 1; i <= length; ++i) {
+    Stage stage;
+    stage.name = "s" + std::to_string(i);
+    stage.forward_ns = random.between(0, 9);
+    stage.backward_ns = random.between(0, 9);
+    stage.output_bytes = size();
+    stage.tape_bytes = stage.output_bytes + size();
+    stage.forward_workspace_bytes = unit * random.between(least_workspace, most_workspace);
+    stage.backward_workspace_bytes = unit * random.between(least_workspace, most_workspace);
+    stage.gradient_bytes = has_gradients ? size() : 0;
+    chain.stages.push_back(stage);
+  }
+  return chain;
+}
+
+/// A chain shaped like a deep residual network: sizes halve and times vary.
+Chain deep_chain(int length) {
+  Random random(1);
+  Chain chain;
+  chain.name = "deep";
+  chain.resident_bytes = 1'000'000;
+  chain.input_bytes = 600'000;
+  chain.input_gradient_bytes = 0;
+  for (int i = 1; i <= length; ++i) {
+    Stage stage;
+    stage.name = "s" + std::to_string(i);
+    stage.forward_ns = random.between(100'000, 400'000);
+    stage.backward_ns = 2 * stage.forward_ns;
+    stage.output_bytes = i == length ? 4 : 4'000'000 >> (3 * i / length);
+    stage.tape_bytes = stage.output_bytes * (i == length ? 1 : random.between(2, 5));
+    stage.forward_workspace_bytes = random.between(0, 1'000'000);
+    stage.backward_workspace_bytes = random.between(0, 1'000'000);
+    stage.gradient_bytes = random.between(0, 20'000);
+    chain.stages.push_back(stage);
+  }
+  return chain;
+}
+
+/// Every way to reverse the stages i..l, as the runs it takes: independent of the planner's tables.
+std::vector<std::vector<OpId>> all_ways(const ChainIds& ids, int i, int l) {
+  if (i == l) return {{ids.record(i), ids.backward(i)}};
+  std::vector<std::vector<OpId>> ways;
+  for (const std::vector<OpId>& rest : all_ways(ids, i + 1, l)) {
+    std::vector<OpId> way = {ids.record(i)};
+    way.insert(way.end(), rest.begin(), rest.end());
+    way.push_back(ids.backward(i));
+    ways.push_back(way);
+  }
+  for (int j = i; j < l; ++j) {
+    const std::vector<std::vector<OpId>> before = all_ways(ids, i, j);
+    for (const std::vector<OpId>& rest : all_ways(ids, j + 1, l)) {
+      for (const std::vector<OpId>& first : before) {
+        std::vector<OpId> way;
+        for (int k = i; k <= j; ++k) way.push_back(ids.forward(k));
+        way.insert(way.end(), rest.begin(), rest.end());
+        way.insert(way.end(), first.begin(), first.end());
+        ways.push_back(way);
+      }
+    }
+  }
+  return ways;
+}
+
+/// Least time by peak, over every way; simulate() says both.
+std::map<int64_t, int64_t> brute_force_front(const Chain& chain) {
+  const Graph graph = to_graph(chain);
+  std::map<int64_t, int64_t> front;
+  for (const std::vector<OpId>& runs : all_ways(ChainIds(chain.length()), 1, chain.length())) {
+    const Simulation simulation = simulate(graph, with_drops(graph, runs));
+    EXPECT_FALSE(simulation.error.has_value()) << simulation.error->message;
+    const auto [place, is_new] = front.try_emplace(simulation.peak_bytes, simulation.time_ns);
+    if (!is_new) place->second = std::min(place->second, simulation.time_ns);
+  }
+  int64_t least_ns = std::numeric_limits<int64_t>::max();
+  for (auto& [peak_bytes, time_ns] : front) time_ns = least_ns = std::min(least_ns, time_ns);
+  return front;
+}
+
+/// Peak and time of a plan, which must be valid and within the budget.
+Simulation judge(const Graph& graph, const PlanResult& result, int64_t budget_bytes) {
+  Simulation simulation;
+  EXPECT_TRUE(result.schedule.has_value());
+  if (!result.schedule) return simulation;
+  simulation = simulate(graph, *result.schedule);
+  EXPECT_FALSE(simulation.error.has_value()) << "step " << simulation.error->step << ": " << simulation.error->message;
+  EXPECT_LE(simulation.peak_bytes, budget_bytes);
+  EXPECT_GE(simulation.time_ns, result.lower_bound_ns);
+  return simulation;
+}
+
+Stage stage_of(std::string name, int64_t forward_ns, int64_t backward_ns, int64_t output_bytes, int64_t tape_bytes,
+               int64_t forward_workspace_bytes = 0, int64_t backward_workspace_bytes = 0) {
+  return {std::move(name),          forward_ns, backward_ns, output_bytes, tape_bytes, forward_workspace_bytes,
+          backward_workspace_bytes, 0};
+}
+
+Chain rotor_a() {
+  Chain chain{"rotor-a", 0, 1, 1, {}};
+  for (int i = 1; i <= 5; ++i) chain.stages.push_back(stage_of("s" + std::to_string(i), 1, 2, 1, 2));
+  chain.stages.push_back(stage_of("loss", 0, 0, 0, 0));
+  return chain;
+}
+
+Chain rotor_b() {
+  return {"rotor-b",
+          0,
+          4,
+          4,
+          {stage_of("s1", 2, 4, 3, 8, 1, 2), stage_of("s2", 3, 5, 2, 5, 0, 1), stage_of("s3", 1, 2, 3, 6, 2, 1),
+           stage_of("s4", 4, 7, 1, 4, 1, 3), stage_of("s5", 2, 3, 2, 5), stage_of("s6", 5, 9, 1, 2, 1, 2),
+           stage_of("loss", 0, 0, 0, 0)}};
+}
+
+void expect_row(const Chain& chain, int64_t first_budget_bytes, const std::vector<int64_t>& times_ns) {
+  const Graph graph = to_graph(chain);
+  EXPECT_EQ(plan_exactly(chain, first_budget_bytes - 1).status, PlanStatus::kInfeasible);
+  EXPECT_EQ(plan_exactly(chain, first_budget_bytes - 1).smallest_budget_bytes, first_budget_bytes);
+  int64_t budget_bytes = first_budget_bytes;
+  for (const int64_t time_ns : times_ns) {
+    const PlanResult result = plan_exactly(chain, budget_bytes);
+    EXPECT_EQ(result.status, PlanStatus::kOptimal);
+    EXPECT_EQ(result.smallest_budget_bytes, first_budget_bytes);
+    EXPECT_EQ(judge(graph, result, budget_bytes).time_ns, time_ns) << chain.name << " within " << budget_bytes;
+    ++budget_bytes;
+  }
+}
+
+TEST(PlanChain, PublishedRowA) {
+  expect_row(rotor_a(), 6, {25, 20, 19, 18, 17, 17, 16, 15});
+  EXPECT_EQ(plan_exactly(rotor_a(), 13).lower_bound_ns, 15);
+}
+
+TEST(PlanChain, PublishedRowB) {
+  expect_row(rotor_b(), 21, {60, 57, 55, 55, 53, 53, 53, 52, 52, 52, 50, 50, 50, 49, 49});
+  const Simulation all = judge(to_graph(rotor_b()), plan_exactly(rotor_b(), 39), 39);
+  EXPECT_EQ(all.time_ns, 47);
+  EXPECT_EQ(all.peak_bytes, 39);
+}
+
+// Two stages of output 3 and tape 5, the last gradient resident (3), no input.
+//   Recorded both:  R1 3+5, R2 3+5+5, B2 3+5+5+3 (g1), B1 3+5+3+0 (g0): peak 16, 10 ns forward, 20 backward.
+//   Keep a1:        F1 3+3, R2 3+3+5, B2 3+3+5+3 = 14, then with a1, a2, t2 gone R1 3+3 (g1)+5, B1 3+3+5+0: peak 14,
+//                   stage 1 forward once more: 4 ns.
+TEST(PlanChain, TwoStagesByHand) {
+  const Chain chain{"two", 0, 0, 0, {stage_of("one", 4, 8, 3, 5), stage_of("two", 6, 12, 3, 5)}};
+  const Graph graph = to_graph(chain);
+  const ChainIds ids(2);
+  const PlanResult recorded = plan_exactly(chain, 16);
+  EXPECT_EQ(recorded.status, PlanStatus::kOptimal);
+  EXPECT_EQ(recorded.smallest_budget_bytes, 14);
+  EXPECT_EQ(recorded.lower_bound_ns, 30);
+  EXPECT_EQ(judge(graph, recorded, 16).time_ns, 30);
+  EXPECT_EQ(judge(graph, recorded, 16).peak_bytes, 16);
+
+  const PlanResult kept = plan_exactly(chain, 15);
+  EXPECT_EQ(kept.status, PlanStatus::kOptimal);
+  EXPECT_EQ(judge(graph, kept, 15).time_ns, 34);
+  EXPECT_EQ(judge(graph, kept, 15).peak_bytes, 14);
+  const std::vector<Step> expected = {
+      Step::run(ids.forward(1)), Step::run(ids.record(2)),  Step::run(ids.backward(2)),  Step::drop(ids.tape(2)),
+      Step::drop(ids.output(2)), Step::drop(ids.output(1)), Step::run(ids.record(1)),    Step::run(ids.backward(1)),
+      Step::drop(ids.tape(1)),   Step::drop(ids.output(1)), Step::drop(ids.gradient(1)),
+  };
+  EXPECT_EQ(kept.schedule->steps, expected);
+
+  const PlanResult none = plan_exactly(chain, 13);
+  EXPECT_EQ(none.status, PlanStatus::kInfeasible);
+  EXPECT_FALSE(none.schedule.has_value());
+  EXPECT_EQ(none.smallest_budget_bytes, 14);
+}
+
+// One stage: w 7, a0 2 and g1 3 are resident; R1 adds 4 + 1, B1 adds 4 + g0 2 + p1 5 + 6 = 17: 29 at least.
+TEST(PlanChain, OneStage) {
+  Chain chain{"one", 7, 2, 2, {stage_of("only", 1, 2, 3, 4, 1, 6)}};
+  chain.stages[0].gradient_bytes = 5;
+  EXPECT_EQ(plan_exactly(chain, 28).status, PlanStatus::kInfeasible);
+  const PlanResult result = plan_exactly(chain, 29);
+  EXPECT_EQ(result.smallest_budget_bytes, 29);
+  EXPECT_EQ(result.status, PlanStatus::kOptimal);
+  EXPECT_EQ(judge(to_graph(chain), result, 29).peak_bytes, 29);
+}
+
+TEST(PlanChain, NothingHasASize) {
+  Chain chain{"empty", 0, 0, 0, {}};
+  for (int i = 1; i <= 40; ++i) chain.stages.push_back(stage_of("s" + std::to_string(i), 1, 1, 0, 0));
+  const PlanResult result = plan_exactly(chain, 0);
+  EXPECT_EQ(result.status, PlanStatus::kOptimal);
+  EXPECT_EQ(result.smallest_budget_bytes, 0);
+  EXPECT_EQ(judge(to_graph(chain), result, 0).time_ns, 80);
+}
+
+// Only recording a tape takes memory (1 each, 40 stages), so that every keep is of size 0.
+TEST(PlanChain, OutputsHaveNoSize) {
+  Chain chain{"tapes", 0, 0, 0, {}};
+  for (int i = 1; i <= 40; ++i) chain.stages.push_back(stage_of("s" + std::to_string(i), 1, 1, 0, 1));
+  const Graph graph = to_graph(chain);
+  // With k tapes at most at a time, the first 40 - k stages run forward once, and again when they are recorded.
+  for (int64_t k = 1; k <= 40; ++k) {
+    const PlanResult result = plan_exactly(chain, k);
+    EXPECT_EQ(result.smallest_budget_bytes, 1);
+    EXPECT_EQ(judge(graph, result, k).time_ns, 80 + 40 - k);
+  }
+}
+
+TEST(PlanChain, EqualsBruteForceOnRandomChains) {
+  for (uint64_t seed = 1; seed <= 2000; ++seed) {
+    Random random(seed);
+    const int length = static_cast<int>(random.between(1, seed % 20 == 0 ? 6 : 5));
+    const Chain chain = random_chain(random, length);
+    const std::map<int64_t, int64_t> front = brute_force_front(chain);
+    const Graph graph = to_graph(chain);
+    SCOPED_TRACE("seed " + std::to_string(seed) + "\n" + text_of(chain));
+    const int64_t smallest_bytes = front.begin()->first;
+    const int64_t largest_bytes = front.rbegin()->first;
+    for (int64_t budget_bytes = smallest_bytes - 2; budget_bytes <= largest_bytes + 1; ++budget_bytes) {
+      const PlanResult result = plan_exactly(chain, budget_bytes);
+      ASSERT_EQ(result.smallest_budget_bytes, smallest_bytes);
+      if (budget_bytes < smallest_bytes) {
+        ASSERT_EQ(result.status, PlanStatus::kInfeasible);
+        ASSERT_FALSE(result.schedule.has_value());
+      } else {
+        ASSERT_EQ(result.status, PlanStatus::kOptimal);
+        ASSERT_EQ(judge(graph, result, budget_bytes).time_ns, std::prev(front.upper_bound(budget_bytes))->second)
+            << "within " << budget_bytes;
+      }
+    }
+  }
+}
+
+// A factor on all times changes nothing but the times, also past what fits 32 bits.
+TEST(PlanChain, LongTimes) {
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    Random random(seed);
+    Chain chain = random_chain(random, static_cast<int>(random.between(2, 12)));
+    SCOPED_TRACE("seed " + std::to_string(seed) + "\n" + text_of(chain));
+    const int64_t budget_bytes = plan_exactly(chain, 0).smallest_budget_bytes + random.between(0, 10);
+    const std::optional<Schedule> expected = plan_exactly(chain, budget_bytes).schedule;
+    for (const int64_t factor : {1'000, 30'000'000, 200'000'000, 1'000'000'000}) {
+      Chain longer = chain;
+      for (Stage& stage : longer.stages) stage.forward_ns *= factor;
+      ASSERT_EQ(plan_exactly(longer, budget_bytes).schedule, expected) << "factor " << factor;
+    }
+  }
+}
+
+TEST(PlanChain, StaysWithinTheBudgetWithFewSlots) {
+  for (uint64_t seed = 1; seed <= 1000; ++seed) {
+    Random random(seed);
+    const Chain chain = random_chain(random, static_cast<int>(random.between(1, 20)), 7);
+    const Graph graph = to_graph(chain);
+    SCOPED_TRACE("seed " + std::to_string(seed) + "\n" + text_of(chain));
+    const int64_t smallest_bytes = plan_exactly(chain, 0).smallest_budget_bytes;
+    const int64_t largest_bytes = simulate(graph, store_all(graph)).peak_bytes;
+    const int64_t budget_bytes = random.between(smallest_bytes, std::max(largest_bytes, smallest_bytes));
+    const int64_t slots = random.between(1, 40);
+    const PlanResult result = plan_chain(chain, request_of(budget_bytes), {.slots = slots});
+    const Simulation simulation = judge(graph, result, budget_bytes);
+    ASSERT_EQ(result.smallest_budget_bytes, smallest_bytes);
+    const int64_t optimal_ns = judge(graph, plan_exactly(chain, budget_bytes), budget_bytes).time_ns;
+    ASSERT_GE(simulation.time_ns, optimal_ns);
+    if (result.status == PlanStatus::kOptimal) {
+      ASSERT_EQ(simulation.time_ns, optimal_ns);
+    } else {
+      ASSERT_EQ(result.status, PlanStatus::kFeasible);
+    }
+    if (HasFailure()) break;
+  }
+}
+
+TEST(PlanChain, PlansTheSmallestBudgetWithOneSlot) {
+  const Chain chain = deep_chain(60);
+  const Graph graph = to_graph(chain);
+  const int64_t smallest_bytes = plan_chain(chain, request_of(0)).smallest_budget_bytes;
+  const PlanResult result = plan_chain(chain, request_of(smallest_bytes), {.slots = 1});
+  EXPECT_EQ(result.status, PlanStatus::kFeasible);
+  EXPECT_EQ(judge(graph, result, smallest_bytes).peak_bytes, smallest_bytes);
+}
+
+TEST(PlanChain, MoreMemoryIsNeverSlower) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    Random random(seed);
+    const Chain chain = random_chain(random, static_cast<int>(random.between(10, 50)));
+    const Graph graph = to_graph(chain);
+    SCOPED_TRACE("seed " + std::to_string(seed) + "\n" + text_of(chain));
+    const int64_t smallest_bytes = plan_exactly(chain, 0).smallest_budget_bytes;
+    int64_t least_ns = std::numeric_limits<int64_t>::max();
+    for (int64_t budget_bytes = smallest_bytes; budget_bytes <= smallest_bytes + 150; ++budget_bytes) {
+      const int64_t time_ns = judge(graph, plan_exactly(chain, budget_bytes), budget_bytes).time_ns;
+      ASSERT_LE(time_ns, least_ns);
+      least_ns = time_ns;
+    }
+  }
+}
+
+TEST(PlanChain, ThreadsDoNotChangeThePlan) {
+  const Chain chain = deep_chain(110);
+  const int64_t smallest_bytes = plan_chain(chain, request_of(0)).smallest_budget_bytes;
+  for (const int64_t factor : {11, 30}) {
+    const int64_t budget_bytes = smallest_bytes * factor / 10;
+    const PlanResult one = plan_chain(chain, request_of(budget_bytes, 1));
+    ASSERT_TRUE(one.schedule.has_value());
+    for (const int threads : {0, 2, 5})
+      EXPECT_EQ(one.schedule, plan_chain(chain, request_of(budget_bytes, threads)).schedule);
+  }
+}
+
+/// The recurrence as chain_table.h states it, without blocks, tiles and skipping.
+std::vector<double> plain_table(const ChainNeeds& needs, int64_t capacity, const std::vector<int64_t>& forward_ns) {
+  const auto width = static_cast<size_t>(capacity + 1);
+  const auto length = static_cast<size_t>(needs.length);
+  std::vector<double> table((length + 2) * (length + 2) * width, kInfinity);
+  const auto cell = [&](int i, int l, int64_t m) -> double& {
+    return table[(static_cast<size_t>(i) * (length + 2) + static_cast<size_t>(l)) * width + static_cast<size_t>(m)];
+  };
+  for (int i = needs.length; i >= 1; --i) {
+    for (int l = i; l <= needs.length; ++l) {
+      for (int64_t m = needs.begin(i, l); m <= capacity; ++m) {
+        double best = i == l ? 0 : kInfinity;
+        const int64_t beside_tape = m - needs.tape[static_cast<size_t>(i)];
+        if (i < l && m >= needs.record(i, l) && beside_tape >= 0) best = cell(i + 1, l, beside_tape);
+        double forward_sum_ns = 0;
+        for (int j = i; j < l; ++j) {
+          forward_sum_ns += static_cast<double>(forward_ns[static_cast<size_t>(j) - 1]);
+          const int64_t beside_output = m - needs.output[static_cast<size_t>(j)];
+          if (beside_output >= 0) best = std::min(best, forward_sum_ns + cell(j + 1, l, beside_output) + cell(i, j, m));
+        }
+        cell(i, l, m) = best;
+      }
+    }
+  }
+  return table;
+}
+
+/// With uint32_t what the table cannot tell is infinity.
+template <typename Number>
+void expect_table_is_plain(const Chain& chain, int64_t slot_bytes, int64_t capacity, int threads) {
+  std::vector<int64_t> forward_ns;
+  for (const Stage& stage : chain.stages) forward_ns.push_back(stage.forward_ns);
+  const ChainNeeds needs = ChainMoments(chain).needs(slot_bytes);
+  const SegmentArray<int64_t> least = least_memory(needs);
+  const std::vector<double> expected = plain_table(needs, capacity, forward_ns);
+  const auto width = static_cast<size_t>(capacity + 1);
+  const auto stride = static_cast<size_t>(needs.length) + 2;
+  for (const InstructionSet instruction_set : supported_instruction_sets()) {
+    const ChainTable<Number> table(needs, capacity, least, forward_ns, size_t{1} << 30, {threads, instruction_set});
+    for (int i = 1; i <= needs.length; ++i) {
+      double forward_sum_ns = 0;
+      for (int l = 1; l <= needs.length; ++l) {
+        forward_sum_ns += static_cast<double>(forward_ns[static_cast<size_t>(l) - 1]);
+        if (l < i) continue;
+        const int64_t most = capacity - needs.output[static_cast<size_t>(i) - 1];
+        for (int64_t m = 0; m <= most; ++m) {
+          double value =
+              expected[(static_cast<size_t>(i) * stride + static_cast<size_t>(l)) * width + static_cast<size_t>(m)];
+          if (value + forward_sum_ns >= ChainTable<Number>::kMostNs) value = kInfinity;
+          ASSERT_EQ(table.extra_ns(i, l, m), value)
+              << "instruction set " << static_cast<int>(instruction_set) << " segment " << i << ".." << l << " m " << m;
+        }
+      }
+    }
+  }
+}
+
+TEST(ChainTable, EqualsThePlainRecurrenceWithEveryInstructionSet) {
+  for (uint64_t seed = 1; seed <= 25; ++seed) {
+    Random random(seed);
+    Chain chain = random_chain(random, static_cast<int>(random.between(1, 70)));
+    const int64_t slot_bytes = random.between(1, 3);
+    const int64_t capacity = random.between(0, 200);
+    const int threads = static_cast<int>(random.between(1, 3));
+    SCOPED_TRACE("seed " + std::to_string(seed) + "\n" + text_of(chain));
+    expect_table_is_plain<uint32_t>(chain, slot_bytes, capacity, threads);
+    expect_table_is_plain<double>(chain, slot_bytes, capacity, threads);
+    // So long that uint32_t can tell some of the times only.
+    for (Stage& stage : chain.stages) stage.forward_ns *= 3'000'000;
+    expect_table_is_plain<uint32_t>(chain, slot_bytes, capacity, threads);
+    if (HasFailure()) break;
+  }
+  expect_table_is_plain<uint32_t>(deep_chain(120), 200'000, 160, 2);
+  expect_table_is_plain<double>(deep_chain(120), 200'000, 160, 2);
+}
+
+TEST(PlanChain, LongChainsThatFitAreRecorded) {
+  Chain chain{"long", 0, 1, 1, {}};
+  for (int i = 1; i <= 100'000; ++i) chain.stages.push_back(stage_of("s" + std::to_string(i), 1, 2, 1, 2));
+  const PlanResult result = plan_chain(chain, request_of(1'000'000));
+  EXPECT_EQ(result.status, PlanStatus::kOptimal);
+  EXPECT_EQ(result.smallest_budget_bytes, 0);
+  EXPECT_EQ(judge(to_graph(chain), result, 1'000'000).time_ns, 300'000);
+}
+
+void expect_error(const Chain& chain, const PlanRequest& request, const ChainOptions& options,
+                  const std::string& part) {
+  try {
+    plan_chain(chain, request, options);
+    ADD_FAILURE() << "expected an error with: " << part;
+  } catch (const InvalidInput& error) {
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+  }
+}
+
+TEST(PlanChain, Errors) {
+  expect_error(rotor_a(), {}, {}, "expected a budget");
+  expect_error(rotor_a(), request_of(10), {.slots = 0}, "slots must be at least 1, found 0");
+  expect_error(Chain{}, request_of(10), {}, "at least one stage");
+
+  Chain bad = rotor_a();
+  bad.stages[2].tape_bytes = 0;
+  expect_error(bad, request_of(10), {}, "tape_bytes");
+
+  Chain slow = rotor_a();
+  for (Stage& stage : slow.stages) stage.forward_ns = int64_t{1} << 50;
+  expect_error(slow, request_of(8), {}, "2^53");
+  EXPECT_EQ(plan_chain(slow, request_of(13)).status, PlanStatus::kOptimal);
+  EXPECT_EQ(plan_chain(slow, request_of(5)).status, PlanStatus::kInfeasible);
+
+  Chain wide = rotor_a();
+  for (Stage& stage : wide.stages) stage.tape_bytes += int64_t{1} << 40;
+  expect_error(wide, request_of(int64_t{4} << 40), {.slots = kExactSlots}, "fewer slots");
+
+  Chain huge = rotor_a();
+  huge.stages[0].tape_bytes = int64_t{1} << 62;
+  huge.stages[1].forward_workspace_bytes = huge.stages[1].backward_workspace_bytes = -(int64_t{5} << 60);
+  expect_error(huge, request_of(10), {}, "64 bits");
+
+  Chain many{"many", 0, 1, 1, {}};
+  for (int i = 1; i <= 5000; ++i) many.stages.push_back(stage_of("s" + std::to_string(i), 1, 2, 1, 2));
+  expect_error(many, request_of(1000), {}, "at most 4096 stages, found 5000");
+}
+
+TEST(ChainSteps, NeverDropsWhatMustStay) {
+  ChainSteps steps(2);
+  const ChainIds ids(2);
+  steps.drop_output(0);
+  steps.drop_gradient(0);
+  steps.drop_gradient(2);
+  steps.drop_output(2);
+  steps.drop_gradient(1);
+  steps.backward_and_drop(2);
+  const std::vector<Step> expected = {Step::drop(ids.output(2)), Step::drop(ids.gradient(1)),
+                                      Step::run(ids.backward(2)), Step::drop(ids.tape(2)), Step::drop(ids.output(2))};
+  EXPECT_EQ(steps.take().steps, expected);
+  EXPECT_TRUE(steps.take().steps.empty());
+}
+
+}  // namespace
+}  // namespace headroom
