@@ -12,8 +12,8 @@ namespace headroom {
 namespace {
 
 /// The training step of a ResNet of bottleneck blocks at 224x224, batch 32: an op per convolution, normalisation,
-/// activation and addition (about 350 forward ops for ResNet-101's 3, 4, 23, 3 blocks), and a backward op for each. Times are
-/// as if a byte took a nanosecond, ten where it is convolved.
+/// activation and addition (about 350 forward ops for ResNet-101's 3, 4, 23, 3 blocks), and a backward op for each.
+/// Times are as if a byte took a nanosecond, ten where it is convolved.
 class ResNet {
  public:
   explicit ResNet(const std::vector<int>& blocks) {
@@ -46,7 +46,10 @@ class ResNet {
     GraphSpec spec = spec_;
     const size_t n = reads_.size();
     for (size_t v = n; v-- > 0;) {
-      Op op{.name = "b" + std::to_string(v), .phase = Phase::kBackward, .inputs = spec.ops[v].inputs, .outputs = {},
+      Op op{.name = "b" + std::to_string(v),
+            .phase = Phase::kBackward,
+            .inputs = spec.ops[v].inputs,
+            .outputs = {},
             .overwrites = {}};
       op.inputs.push_back(output(static_cast<int>(v)));
       for (const int reader : readers_[v]) op.inputs.push_back(value_id(n + 1 + static_cast<size_t>(reader)));
@@ -94,8 +97,9 @@ class ResNet {
 };
 
 Graph resnet(int64_t depth) {
-  return ResNet(depth == 50 ? std::vector<int>{3, 4, 6, 3} : depth == 101 ? std::vector<int>{3, 4, 23, 3}
-                                                                          : std::vector<int>{30, 40, 230, 30})
+  return ResNet(depth == 50    ? std::vector<int>{3, 4, 6, 3}
+                : depth == 101 ? std::vector<int>{3, 4, 23, 3}
+                               : std::vector<int>{30, 40, 230, 30})
       .graph();
 }
 
@@ -121,5 +125,3 @@ BENCHMARK(least_cut_uniform)->Arg(100)->Arg(1000)->Arg(10'000)->Unit(benchmark::
 
 }  // namespace
 }  // namespace headroom
-
-BENCHMARK_MAIN();

@@ -32,7 +32,8 @@ Graph residual_graph() {
     reads.push_back({outputs[at - 1]});
     if (i >= 3) reads.back().push_back(outputs[at - 3]);
     outputs.push_back(add("a" + std::to_string(i), 1000 + i % 7, false));
-    spec.ops.push_back(Op{.name = "f" + std::to_string(i), .inputs = reads.back(), .outputs = {outputs.back()}, .overwrites = {}});
+    spec.ops.push_back(
+        Op{.name = "f" + std::to_string(i), .inputs = reads.back(), .outputs = {outputs.back()}, .overwrites = {}});
     spec.ops.back().time_ns = 100;
   }
   ValueId gradient = outputs.back();
@@ -123,7 +124,8 @@ class WithRatio : public benchmark::ConsoleReporter {
     const double whole_ns = time_ns_["simulate_graph"];
     const double change_ns = time_ns_["edit_graph"] / 4;
     if (whole_ns > 0 && change_ns > 0)
-      std::printf("a change by ScheduleEditor: %.0f times cheaper than simulating the schedule again\n", whole_ns / change_ns);
+      std::printf("a change by ScheduleEditor: %.0f times cheaper than simulating the schedule again\n",
+                  whole_ns / change_ns);
   }
 
  private:

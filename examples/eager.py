@@ -9,7 +9,7 @@ allocates; Stage.measure() walks them forward and backward and counts.
                alive; then that one goes, and so does what was saved for this op. Two gradients of one tensor are
                added in place when nothing else refers to the first. The stage's output stays to the end.
 
-Not counted: scratch memory that kernels take for themselves (cuDNN's, that of reductions), and the allocator's rounding.
+Not counted: scratch memory that kernels take for themselves (cuDNN's, that of reductions) and the allocator's rounding.
 """
 
 import math

@@ -70,8 +70,8 @@ void print_plan(const Network& network, const Plan& plan, const Baseline& plain)
   };
   if (plan.budget_bytes) rows.push_back({"budget", format_bytes(*plan.budget_bytes)});
   if (plan.peak_bytes) {
-    rows.push_back({"peak", format_bytes(*plan.peak_bytes) + ", " + share(*plan.peak_bytes, plain.peak_bytes) +
-                                " of store-all"});
+    rows.push_back(
+        {"peak", format_bytes(*plan.peak_bytes) + ", " + share(*plan.peak_bytes, plain.peak_bytes) + " of store-all"});
     rows.push_back({"time", format_ns(*plan.time_ns) + " " + change(*plan.time_ns, plain.time_ns)});
   }
   rows.push_back({"no plan is faster than", format_ns(plan.result.lower_bound_ns)});
@@ -125,8 +125,7 @@ ExitStatus run_simulate(const Arguments& arguments) {
   if (arguments.trace) write_file_atomically(*arguments.trace, chrome_trace(graph, schedule, simulation));
   std::vector<std::string> alive;
   if (!simulation.error && simulation.peak_step)
-    for (const ValueId id : alive_during(graph, schedule, *simulation.peak_step))
-      alive.push_back(graph.value(id).name);
+    for (const ValueId id : alive_during(graph, schedule, *simulation.peak_step)) alive.push_back(graph.value(id).name);
   const ExitStatus status = simulation.error ? kNoPlan : kDone;
   if (arguments.json) {
     Json json;
@@ -206,8 +205,8 @@ ExitStatus run_curve(const Arguments& arguments) {
   std::cout << headline(network, plain);
   std::vector<std::vector<std::string>> rows = {{"peak", "", "time", ""}};
   for (const CurvePoint& point : points)
-    rows.push_back({format_bytes(point.peak_bytes), share(point.peak_bytes, plain.peak_bytes),
-                    format_ns(point.time_ns), change(point.time_ns, plain.time_ns)});
+    rows.push_back({format_bytes(point.peak_bytes), share(point.peak_bytes, plain.peak_bytes), format_ns(point.time_ns),
+                    change(point.time_ns, plain.time_ns)});
   std::cout << table(rows, 0);
   return kDone;
 }
@@ -260,7 +259,8 @@ ExitStatus run_explain(const Arguments& arguments) {
   const Schedule schedule = read_schedule(read_file(arguments.schedule_file), arguments.schedule_file, graph);
   const Simulation simulation = simulate(graph, schedule);
   if (simulation.error) {
-    std::cout << "The schedule is invalid at step " << simulation.error->step << ": " << simulation.error->message << ".\n";
+    std::cout << "The schedule is invalid at step " << simulation.error->step << ": " << simulation.error->message
+              << ".\n";
     return kNoPlan;
   }
   const Baseline plain(graph);
@@ -309,8 +309,8 @@ ExitStatus run_explain(const Arguments& arguments) {
     std::cout << "Nothing is computed twice.\n";
   } else {
     std::cout << reruns << " runs compute again what was there before, for " << format_ns(recomputed_ns) << ", "
-              << share(recomputed_ns, simulation.time_ns) << " of the time: " << largest(std::move(recomputed), format_ns)
-              << ".\n";
+              << share(recomputed_ns, simulation.time_ns)
+              << " of the time: " << largest(std::move(recomputed), format_ns) << ".\n";
   }
   if (!simulation.peak_step) return kDone;
   std::vector<Named> alive;

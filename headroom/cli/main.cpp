@@ -70,7 +70,8 @@ void define(CLI::App& app, Arguments& arguments, Run& run) {
   CLI::App* curve = call("curve", "the front of peak against time", run_curve);
   takes_file(curve);
   curve->add_option("--planner", arguments.planner, "one of `headroom planners` (auto)");
-  curve->add_option("--points", arguments.points, "budgets to plan for (20)")->check(CLI::Range(2, 10000).description(""));
+  curve->add_option("--points", arguments.points, "budgets to plan for (20)")
+      ->check(CLI::Range(2, 10000).description(""));
   takes_planner_options(curve);
   takes_limits(curve);
   prints_json(curve);

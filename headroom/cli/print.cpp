@@ -92,8 +92,8 @@ std::string chrome_trace(const Graph& graph, const Schedule& schedule, const Sim
   int64_t now_ns = 0;
   const auto us = [](int64_t ns) { return static_cast<double>(ns) / 1000.0; };
   const auto count_memory = [&](int64_t bytes) {
-    events.push_back(Json{
-        {"ph", "C"}, {"pid", 1}, {"name", "predicted memory"}, {"ts", us(now_ns)}, {"args", {{"bytes", bytes}}}});
+    events.push_back(
+        Json{{"ph", "C"}, {"pid", 1}, {"name", "predicted memory"}, {"ts", us(now_ns)}, {"args", {{"bytes", bytes}}}});
   };
   count_memory(graph.resident_bytes());
   for (size_t i = 0; i < simulation.after_bytes.size(); ++i) {

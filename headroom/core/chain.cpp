@@ -22,8 +22,8 @@ struct CheckedSum {
 
 std::optional<std::string> lint(const Stage& stage, const std::string& where) {
   const std::pair<const char*, int64_t> sizes[] = {
-      {"forward_ns", stage.forward_ns},     {"backward_ns", stage.backward_ns},       {"output_bytes", stage.output_bytes},
-      {"tape_bytes", stage.tape_bytes},     {"gradient_bytes", stage.gradient_bytes},
+      {"forward_ns", stage.forward_ns}, {"backward_ns", stage.backward_ns},       {"output_bytes", stage.output_bytes},
+      {"tape_bytes", stage.tape_bytes}, {"gradient_bytes", stage.gradient_bytes},
   };
   for (const auto& [key, amount] : sizes)
     if (amount < 0) return where + ": " + key + " must not be negative, found " + std::to_string(amount);
@@ -237,8 +237,8 @@ class ChainReader {
              a.time_ns == b.time_ns && a.workspace_bytes == b.workspace_bytes && a.recompute == b.recompute &&
              same_set(a.overwrites, b.overwrites);
     };
-    return std::ranges::equal(one.values, other.values, same_value) && std::ranges::equal(one.ops, other.ops, same_op) &&
-           same_set(one.outputs, other.outputs);
+    return std::ranges::equal(one.values, other.values, same_value) &&
+           std::ranges::equal(one.ops, other.ops, same_op) && same_set(one.outputs, other.outputs);
   }
 
   static constexpr ValueId kNowhere{-1};

@@ -364,7 +364,8 @@ void ScheduleEditor::extend_by_holders(ValueId id) {
 /// The copy of `id` that `run` writes, else the one that it finds alive; null where there is none.
 ScheduleEditor::Copy* ScheduleEditor::find_copy(ValueId id, Handle run) {
   std::vector<Copy>& copies = lives_[index(id)].copies;
-  const auto later = std::ranges::partition_point(copies, [&](const Copy& copy) { return compare(copy.born, run) <= 0; });
+  const auto later =
+      std::ranges::partition_point(copies, [&](const Copy& copy) { return compare(copy.born, run) <= 0; });
   if (later == copies.begin()) return nullptr;
   Copy& copy = *std::prev(later);
   if (copy.born != run && compare(copy.ended, run) < 0) return nullptr;

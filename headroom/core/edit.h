@@ -56,12 +56,12 @@ class ScheduleEditor {
     int32_t parent = kNil;
     int32_t left = kNil;
     int32_t right = kNil;
-    int32_t count = 1;        ///< steps in the subtree
-    uint32_t priority = 0;    ///< no smaller than those below
-    int64_t moment = 0;       ///< added while it runs
-    int64_t delta = 0;        ///< added for good
-    int64_t sum = 0;          ///< of delta in the subtree
-    int64_t largest = 0;      ///< moment in the subtree, from the memory before it; kNoMoment: none runs
+    int32_t count = 1;      ///< steps in the subtree
+    uint32_t priority = 0;  ///< no smaller than those below
+    int64_t moment = 0;     ///< added while it runs
+    int64_t delta = 0;      ///< added for good
+    int64_t sum = 0;        ///< of delta in the subtree
+    int64_t largest = 0;    ///< moment in the subtree, from the memory before it; kNoMoment: none runs
   };
 
   /// One copy of a value: the run that made it, where its value gave it up, and where it is freed, which is later

@@ -155,7 +155,8 @@ class Linter {
       for (const ValueId holder : holders[index(done[next])])
         if (--open[index(holder)] == 0) done.push_back(holder);
     for (size_t i = 0; i < open.size(); ++i)
-      if (open[i] != 0) return value_name(value_id(i)) + " holds, directly or through others, a value that holds itself";
+      if (open[i] != 0)
+        return value_name(value_id(i)) + " holds, directly or through others, a value that holds itself";
     return {};
   }
 
@@ -199,9 +200,12 @@ Graph::ByValue<Id> Graph::invert(size_t list_count, const Lists& lists) const {
 
 Graph::Graph(GraphSpec spec) : spec_(std::move(spec)) {
   if (const std::optional<std::string> problem = lint(spec_)) throw InvalidInput(*problem);
-  producers_ = invert<OpId>(spec_.ops.size(), [&](size_t i) -> const auto& { return spec_.ops[i].outputs; });
-  consumers_ = invert<OpId>(spec_.ops.size(), [&](size_t i) -> const auto& { return spec_.ops[i].inputs; });
-  holders_ = invert<ValueId>(spec_.values.size(), [&](size_t i) -> const auto& { return spec_.values[i].holds; });
+  producers_ = invert<OpId>(
+      spec_.ops.size(), [&](size_t i) -> const auto& { return spec_.ops[i].outputs; });
+  consumers_ = invert<OpId>(
+      spec_.ops.size(), [&](size_t i) -> const auto& { return spec_.ops[i].inputs; });
+  holders_ = invert<ValueId>(
+      spec_.values.size(), [&](size_t i) -> const auto& { return spec_.values[i].holds; });
   is_output_.assign(spec_.values.size(), 0);
   for (const ValueId id : spec_.outputs) is_output_[index(id)] = 1;
   for (const Value& value : spec_.values)

@@ -16,7 +16,7 @@ class Step {
 
   bool is_run() const { return op_ != kNone; }
   bool is_over() const { return op_ != kNone && value_ != kNone; }
-  OpId op() const { return static_cast<OpId>(op_); }               ///< of a run
+  OpId op() const { return static_cast<OpId>(op_); }              ///< of a run
   ValueId value() const { return static_cast<ValueId>(value_); }  ///< dropped, or overwritten
   bool operator==(const Step&) const = default;
 

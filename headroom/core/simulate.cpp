@@ -232,8 +232,8 @@ Simulation simulate(const Graph& graph, const Schedule& schedule) {
   if (result.peak_step) result.peak_bytes = std::max(result.peak_bytes, largest);
   for (const ValueId id : graph.outputs()) {
     if (memory.alive(id)) continue;
-    result.error = ScheduleError{schedule.steps.size(),
-                                 "the step ends without its output, value " + quote(graph.value(id).name)};
+    result.error =
+        ScheduleError{schedule.steps.size(), "the step ends without its output, value " + quote(graph.value(id).name)};
     return result;
   }
   return result;

@@ -13,9 +13,12 @@ namespace headroom {
 ///
 ///     graph tiny
 ///     value x 8 resident                      # name, bytes
-///     op f1 5: x -> a=4                       # name, time_ns: inputs -> outputs; `=bytes` where a value is first
-///     named op r1 5: x -> a t=3                     # a second producer of a hold t x a op f2 3 workspace=1 over=a: a
-///     -> loss=4 op b2 6 backward once: a loss -> ga=4   # once: recompute is false op b1 6 backward: ga x t -> gw=2
+///     op f1 5: x -> a=4                       # name, time_ns: inputs -> outputs; `=bytes` where a value is first named
+///     op r1 5: x -> a t=3                     # a second producer of a
+///     hold t x a
+///     op f2 3 workspace=1 over=a: a -> loss=4
+///     op b2 6 backward once: a loss -> ga=4   # once: recompute is false
+///     op b1 6 backward: ga x t -> gw=2
 ///     outputs loss gw
 ///
 /// Every value gets its bytes once, by a `value` line or by `=`, and the order of these is the order of the values; the

@@ -2,34 +2,26 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
+
+#include "headroom/plan/union_find.h"
 
 namespace headroom {
 
 NeededGroups find_needed_groups(const Graph& graph) {
-  // Union of ops through shared outputs; a root is the first op of its group.
-  std::vector<size_t> root(graph.ops().size());
-  std::iota(root.begin(), root.end(), size_t{0});
-  const auto find_root = [&](size_t op) {
-    while (root[op] != op) op = root[op] = root[root[op]];
-    return op;
-  };
+  UnionFind sets(static_cast<int>(graph.ops().size()));
   for (size_t v = 0; v < graph.values().size(); ++v) {
     const auto producers = graph.producers(value_id(v));
-    for (size_t k = 1; k < producers.size(); ++k) {
-      const size_t a = find_root(index(producers[0]));
-      const size_t b = find_root(index(producers[k]));
-      root[std::max(a, b)] = std::min(a, b);
-    }
+    for (const OpId op : producers) sets.join(static_cast<int>(producers.front()), static_cast<int>(op));
   }
   NeededGroups result;
   result.group_of_op.assign(graph.ops().size(), 0);
   for (size_t op = 0; op < graph.ops().size(); ++op) {
-    if (find_root(op) == op) {
+    const int first = sets.find(static_cast<int>(op));
+    if (first == static_cast<int>(op)) {
       result.group_of_op[op] = static_cast<int>(result.ops.size());
       result.ops.emplace_back();
     } else {
-      result.group_of_op[op] = result.group_of_op[find_root(op)];
+      result.group_of_op[op] = result.group_of_op[static_cast<size_t>(first)];
     }
     result.ops[static_cast<size_t>(result.group_of_op[op])].push_back(op_id(op));
   }

@@ -22,8 +22,7 @@ struct ChainOptions {
 /// Memory is counted in slots of floor(m / slots) bytes, at least 1, where m is what the budget leaves beside resident
 /// values. Everything kept and everything needed is rounded up, so that plans are within the budget by the byte.
 ///
-/// - `smallest_budget_bytes` is exact, whatever the slots (not computed, 0, for more than 1,024 stages that fit the
-/// budget
+/// - `smallest_budget_bytes` is exact, whatever the slots (not computed, 0, for more than 1,024 stages that fit the budget
 ///   all recorded). A smaller budget is kInfeasible.
 /// - `lower_bound_ns`: every stage forward and backward once.
 /// - kOptimal where a slot is one byte or the lower bound is met, else kFeasible. Where rounding leaves no plan at
@@ -31,8 +30,8 @@ struct ChainOptions {
 ///
 /// O(L^3 * slots) time and O(L^2 * slots) memory; O(L) where all stages can be recorded, but for the smallest budget,
 /// O(L^3). Ties: recording before keeping, then the earliest j. Throws InvalidInput without a budget, for slots < 1,
-/// for what lint() finds, and where not everything can be recorded for more than 4,096 stages, a table of more than 4
-/// GiB, or times of which 2 * L * (their sum) reaches 2^53 ns.
+/// for what lint() finds, and where not everything can be recorded for more than 4,096 stages, a table of more than
+/// 4 GiB, or times of which 2 * L * (their sum) reaches 2^53 ns.
 ///
 /// Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for heterogeneous chains: how to
 /// train deep neural networks with limited memory", arXiv 1911.13214. Different here: parameter gradients, the moments

@@ -35,8 +35,8 @@ class ChainTableFiller {
 
   void fill(int threads) {
     const int workers = std::clamp(threads, 1, tiles_per_side_);
-    std::vector<Numbers> scratch;
-    for (int w = 0; w < workers; ++w) scratch.push_back(Table::make_numbers(kTileGroups * kTile * kCell));
+    std::vector<Numbers> scratch(at(workers));
+    for (Numbers& numbers : scratch) numbers = Table::make_numbers(kTileCells * kCell);
     std::vector<std::jthread> others;
     for (int w = 1; w < workers; ++w) others.emplace_back([this, &scratch, w] { work(scratch[at(w)].get()); });
     work(scratch[0].get());
@@ -52,7 +52,7 @@ class ChainTableFiller {
   static constexpr size_t kCell = Table::kCell;
   static constexpr size_t kBlockBytes = kBlock * sizeof(Number);
   static constexpr int kTile = 48;
-  static constexpr int kTileGroups = kTile / kRows;
+  static constexpr size_t kTileCells = size_t{kTile} * (kTile / kRows);
   static_assert(kTile % kRows == 0);
   static constexpr int kChunk = 32;
 
@@ -106,7 +106,7 @@ class ChainTableFiller {
     void fill() const {
       const int first_group = Table::group_of(tile.first_i);
       const int last_group = Table::group_of(tile.last_i);
-      std::fill_n(scratch, kTileGroups * kTile * kCell, Table::kUnset);
+      std::fill_n(scratch, kTileCells * kCell, Table::kUnset);
       // Keep j for the j between the tile's starts and its ends, a few at a time, for what they need to stay in cache.
       for (int j = tile.last_i; j < tile.first_l; j += kChunk)
         for (int group = first_group; group <= last_group; ++group)
@@ -150,6 +150,8 @@ class ChainTableFiller {
       const Right& right = table.right(l, block);
       const bool is_stored = left.begin <= l && l < left.end;
       Number* best_cell = best(group, l);
+      if (is_stored && l < last_row(group))  // the kernel reads rows after l too, though nobody uses what it gets
+        std::fill_n(table.stored_cell(left, l), kCell, Table::kInfinity);
       for (int i = std::min(last_row(group), l); i >= first_row(group); --i) {
         if (is_stored) {
           const int row = i - first_row(group);

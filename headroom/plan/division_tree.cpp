@@ -10,6 +10,7 @@
 
 #include "headroom/core/error.h"
 #include "headroom/plan/segments.h"
+#include "headroom/plan/union_find.h"
 
 namespace headroom {
 namespace {
@@ -17,25 +18,6 @@ namespace {
 constexpr int64_t kMostWork = 200'000'000;
 
 size_t at(int position) { return static_cast<size_t>(position); }
-
-/// Sets of 0..n-1 that grow together.
-class UnionFind {
- public:
-  explicit UnionFind(int n) : parent_(at(n)) { std::iota(parent_.begin(), parent_.end(), 0); }
-  int find(int x) {
-    while (parent_[at(x)] != x) x = parent_[at(x)] = parent_[at(parent_[at(x)])];
-    return x;
-  }
-  /// The smaller representative stays.
-  void join(int a, int b) {
-    a = find(a);
-    b = find(b);
-    parent_[at(std::max(a, b))] = std::min(a, b);
-  }
-
- private:
-  std::vector<int> parent_;
-};
 
 /// A graph of which every vertex lies on a path from the first to the last, in a topological order.
 struct Network {
@@ -64,8 +46,8 @@ std::vector<int> splitting_positions(int count, std::span<const std::pair<int, i
   return positions;
 }
 
-/// The edges to add so that there is one source, `source`, and one target: where vertices without predecessors or successors
-/// belong in the row of vertices that all paths from the longest path's first vertex to its last go through.
+/// The edges to add so that there is one source, `source`, and one target: where vertices without predecessors or
+/// successors belong in the row of vertices that all paths from the longest path's first vertex to its last go through.
 ///
 ///     s ──▶ a ──▶ b ──▶ t        x reads a and is read only in backward: x ──▶ b is added
 ///           └──▶ x   y ─▲        y reads nothing and t reads it:         b ──▶ y
@@ -190,8 +172,8 @@ Network network_of(const ForwardGraph& forward) {
   return network;
 }
 
-/// The largest proper segments of a node that is neither linear nor a branch. Vertices 0..count-1 in topological order, the
-/// first and the last being the node's ends.
+/// The largest proper segments of a node that is neither linear nor a branch. Vertices 0..count-1 in topological order,
+/// the first and the last being the node's ends.
 class Separation {
  public:
   struct Segment {
@@ -200,7 +182,12 @@ class Separation {
   };
 
   Separation(int count, const Edges& edges)
-      : count_(count), begin_(at(count) + 1, 0), number_(at(count)), low_(at(count)), parent_(at(count)), seen_(at(count)) {
+      : count_(count),
+        begin_(at(count) + 1, 0),
+        number_(at(count)),
+        low_(at(count)),
+        parent_(at(count)),
+        seen_(at(count)) {
     // Undirected, and an edge joins the two ends: what hangs together with one end hangs together with both.
     Edges all = edges;
     all.emplace_back(0, count - 1);
@@ -232,7 +219,8 @@ class Separation {
       if (is_joint(u)) find_parts(u, parts);
     }
     std::ranges::sort(parts, [](const Part& a, const Part& b) {
-      return std::tuple(-a.pair_size, a.source, a.target, a.member) < std::tuple(-b.pair_size, b.source, b.target, b.member);
+      return std::tuple(-a.pair_size, a.source, a.target, a.member) <
+             std::tuple(-b.pair_size, b.source, b.target, b.member);
     });
     std::vector<uint8_t> covered(at(count_), 0);
     std::vector<Segment> segments;
@@ -269,7 +257,7 @@ class Separation {
   /// A part that comes off without `source` and `target`, known by one of its vertices.
   struct Part {
     int source, target, member;
-    int begin;      // where its vertices start in order_
+    int begin;  // where its vertices start in order_
     int size;
     int pair_size;  // of all parts of that pair
   };
@@ -284,8 +272,8 @@ class Separation {
     return (both[0] > both[1]) == later ? both[0] : both[1];
   }
 
-  /// Without `u`, searches depth first from an end of the node: what hangs below a vertex w and has no edge past w comes
-  /// off without u and w. Only parts that lie in no other part found here are worth adding.
+  /// Without `u`, searches depth first from an end of the node: what hangs below a vertex w and has no edge past w
+  /// comes off without u and w. Only parts that lie in no other part found here are worth adding.
   void find_parts(int u, std::vector<Part>& parts) {
     const int last = count_ - 1;
     const int root = u == last ? 0 : last;
@@ -327,7 +315,8 @@ class Separation {
     for (size_t i = old_size; i < parts.size();) {
       size_t end = i;
       int size = 0;
-      for (; end < parts.size() && parts[end].source == parts[i].source && parts[end].target == parts[i].target; ++end) {
+      for (; end < parts.size() && parts[end].source == parts[i].source && parts[end].target == parts[i].target;
+           ++end) {
         size += parts[end].size;
       }
       for (; i < end; ++i) parts[i].pair_size = size;
@@ -578,29 +567,6 @@ class Chooser {
   std::vector<int> open_;
   std::vector<int64_t> sizes_, links_;
 };
-
-/// Vertices that are connected without the kept ones and the target belong together.
-Segments connected_segments(const ForwardGraph& forward, const std::vector<int>& kept, int target) {
-  const int n = forward.size();
-  Segments segments;
-  segments.keep.assign(at(n), 0);
-  for (const int v : kept) segments.keep[at(v)] = 1;
-  const auto apart = [&](int v) { return segments.keep[at(v)] != 0 || v == target; };
-  UnionFind sets(n);
-  segments.last = target;
-  for (int v = 0; v < n; ++v) {
-    if (apart(v)) continue;
-    for (const int w : forward.successors[at(v)]) {
-      if (!apart(w)) sets.join(v, w);
-    }
-  }
-  for (int v = 0; v < n; ++v) {
-    segments.segment.push_back(sets.find(v));
-    if (!apart(v)) segments.last = sets.find(v);
-  }
-  segments.segment[at(target)] = segments.last;
-  return segments;
-}
 
 }  // namespace
 

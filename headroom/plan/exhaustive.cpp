@@ -17,9 +17,9 @@ constexpr Mask bit(size_t i) { return Mask{1} << i; }
 /// Where a schedule can be between two steps. `ghosts` are copies that their value has given up and that current copies of
 /// other values still hold: (value, holders), sorted.
 struct State {
-  Mask alive = 0;                                 ///< values, resident ones left out
-  Mask ran_once = 0;                              ///< ops with recompute = false that have run
-  uint32_t progress = 0;                          ///< needed groups whose first run is done
+  Mask alive = 0;         ///< values, resident ones left out
+  Mask ran_once = 0;      ///< ops with recompute = false that have run
+  uint32_t progress = 0;  ///< needed groups whose first run is done
   std::vector<std::pair<uint8_t, Mask>> ghosts;
   bool operator==(const State&) const = default;
 };
@@ -163,7 +163,7 @@ class Search {
 
   int64_t memory(const State& state) const {
     int64_t sum = 0;
-    for (Mask rest = state.alive; rest != 0; rest &= rest - 1) 
+    for (Mask rest = state.alive; rest != 0; rest &= rest - 1)
       sum += bytes_[static_cast<size_t>(std::countr_zero(rest))];
     for (const auto& ghost : state.ghosts) sum = capped_sum(sum, bytes_[ghost.first]);
     return sum;
@@ -223,8 +223,7 @@ class Search {
       const bool first_run = order_of_op_[i] == static_cast<int>(state.progress);
       const Mask missing = op.outputs & ~state.alive;
       if (!first_run && (missing & useful_[state.progress]) == 0) continue;
-      const int64_t moment =
-          capped_sum(capped_sum(memory_bytes, op.output_bytes), graph_.ops()[i].workspace_bytes);
+      const int64_t moment = capped_sum(capped_sum(memory_bytes, op.output_bytes), graph_.ops()[i].workspace_bytes);
       const State next = after_run(state, i);
       if (moment > (goal_ == Goal::kLeastPeak ? cost : budget_)) cramped = true;
       if (moment <= budget_) reach(next, cost_after(cost, i, first_run, moment), number, Step::run(op_id(i)));
@@ -251,7 +250,8 @@ class Search {
   /// little recomputation are then looked at first.
   int64_t cost_after(int64_t cost, size_t i, bool first_run, int64_t moment) const {
     if (goal_ == Goal::kLeastPeak) return std::max(cost, moment);
-    return capped_sum(cost, graph_.ops()[i].time_ns - (first_run ? fastest_ns_[static_cast<size_t>(order_of_op_[i])] : 0));
+    return capped_sum(cost,
+                      graph_.ops()[i].time_ns - (first_run ? fastest_ns_[static_cast<size_t>(order_of_op_[i])] : 0));
   }
 
   void reach(const State& state, int64_t cost, size_t previous, Step step) {

@@ -33,7 +33,9 @@ OpId leanest_producer(const Graph& graph, OpId op, std::span<const ValueId> want
   if (candidates.size() == 1) return op;
   const std::vector<ValueId> inputs = sorted(graph.op(op).inputs);
   const std::vector<ValueId> outputs = sorted({wanted.begin(), wanted.end()});
-  const auto rank = [&](OpId id) { return std::tuple(bytes_of(graph, graph.op(id).outputs), graph.op(id).time_ns, id); };
+  const auto rank = [&](OpId id) {
+    return std::tuple(bytes_of(graph, graph.op(id).outputs), graph.op(id).time_ns, id);
+  };
   OpId best = op;
   for (const OpId id : candidates) {
     if (!graph.op(id).recompute || !(rank(id) < rank(best))) continue;

@@ -15,11 +15,12 @@ namespace headroom {
 /// time, and an output of the step has no bytes, because both stay in memory whatever is decided.
 struct ForwardVertex {
   OpId op{};
-  int64_t size_bytes = 0;      ///< of its outputs that other ops read
-  int64_t kept_bytes = 0;      ///< of `kept`
-  int64_t time_ns = 0;         ///< of running it again
-  std::vector<ValueId> kept;   ///< what keeping this vertex means: all its outputs that other ops read; or those that forward
-                               ///< ops read, where another op makes just these from the same inputs with fewer bytes
+  int64_t size_bytes = 0;  ///< of its outputs that other ops read
+  int64_t kept_bytes = 0;  ///< of `kept`
+  int64_t time_ns = 0;     ///< of running it again
+  /// What keeping this vertex means: all its outputs that other ops read; or those that forward ops read, where another
+  /// op makes just these from the same inputs with fewer bytes.
+  std::vector<ValueId> kept;
 };
 
 /// The forward part of a training step, as planners for arbitrary graphs see it: a vertex for every forward op of
@@ -37,8 +38,9 @@ struct ForwardGraph {
 /// O(size of the graph). Throws NotApplicable, naming `planner`, where plain training has no forward or no backward op.
 ForwardGraph forward_graph(const Graph& graph, std::string_view planner);
 
-/// Of the ops that make all of `wanted` (some outputs of `op`, not empty) and read nothing that `op` does not, the one with
-/// the fewest output bytes; ties: the least time, then the earliest. Ops that may not run again do not count, `op` excepted.
+/// Of the ops that make all of `wanted` (some outputs of `op`, not empty) and read nothing that `op` does not, the one
+/// with the fewest output bytes; ties: the least time, then the earliest. Ops that may not run again do not count, `op`
+/// excepted.
 OpId leanest_producer(const Graph& graph, OpId op, std::span<const ValueId> wanted);
 
 }  // namespace headroom

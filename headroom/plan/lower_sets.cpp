@@ -21,7 +21,8 @@ namespace {
 constexpr int kMostBounds = 40;
 /// The planner counts time in steps of this part of the whole forward time: few times, small fronts.
 constexpr int64_t kTimeSteps = 2048;
-/// Moves looked at, after which no more bounds are tried; for one bound, this many for each state that the limits allow.
+/// Moves looked at, after which no more bounds are tried; for one bound, this many for each state that the limits
+/// allow.
 constexpr int64_t kMostWork = 100'000'000;
 constexpr int64_t kMostWorkPerState = 300;
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
@@ -40,7 +41,7 @@ class Collection {
       : forward_(forward), words_(at(forward.size() + 63) / 64), limit_(limit) {}
 
   size_t words() const { return words_; }
-  int64_t count() const { return static_cast<int64_t>(bits_.size() / words_); }
+  int64_t count() const { return count_; }
   std::span<const uint64_t> set(int64_t i) const {
     return std::span(bits_).subspan(static_cast<size_t>(i) * words_, words_);
   }
@@ -51,6 +52,7 @@ class Collection {
                           " lower sets, the most that its limits allow");
     }
     bits_.insert(bits_.end(), set.begin(), set.end());
+    ++count_;
   }
 
   /// With each vertex in turn: every set found so far that has its predecessors, and the vertex.
@@ -87,6 +89,7 @@ class Collection {
   const ForwardGraph& forward_;
   size_t words_;
   int64_t limit_;
+  int64_t count_ = 0;
   std::vector<uint64_t> bits_;
 };
 
@@ -199,7 +202,8 @@ class Rest {
         const int64_t levels = most / width_bytes_ + 1;
         int64_t* const here = &least_ns_[entry(from, 0)];
         const int64_t* const there = &least_ns_[entry(to, shift)];
-        for (int64_t level = 0; level < levels; ++level) here[level] = std::min(here[level], move->time_ns + there[level]);
+        for (int64_t level = 0; level < levels; ++level)
+          here[level] = std::min(here[level], move->time_ns + there[level]);
       }
     }
   }
@@ -207,16 +211,16 @@ class Rest {
   /// With more kept at this set the end cannot be reached within the bound; -1: not at all.
   int64_t most_kept_bytes(int set) const { return most_kept_bytes_[at(set)]; }
   /// No way to the end from this set takes less; grows with what is kept.
-  int64_t least_ns(int set, int64_t kept_bytes) const {
-    return least_ns_[entry(set, kept_bytes / width_bytes_)];
-  }
+  int64_t least_ns(int set, int64_t kept_bytes) const { return least_ns_[entry(set, kept_bytes / width_bytes_)]; }
 
  private:
   static constexpr int64_t kFar = kNever / 4;
 
   /// The more the better the guess; fewer where sets are many.
-  static int64_t level_count(int64_t sets) { return std::clamp<int64_t>((int64_t{1} << 28) / (sets * sets), 64, 4096); }
-  size_t entry(int set, int64_t level) const { return at(set) * static_cast<size_t>(levels_) + static_cast<size_t>(level); }
+  static int64_t level_count(int64_t sets) { return std::clamp<int64_t>((int64_t{1} << 28) / (sets * sets), 64, 1024); }
+  size_t entry(int set, int64_t level) const {
+    return at(set) * static_cast<size_t>(levels_) + static_cast<size_t>(level);
+  }
 
   int64_t levels_;
   int64_t width_bytes_;
@@ -337,7 +341,8 @@ class Sampler {
   void sample(int64_t bound_bytes, int64_t known_ns = kNever) {
     const LeastKept least = least_kept(Moves(forward_, sets_), sets_.count(), bound_bytes);
     if (const auto sequence = sequence_of(least)) consider(*sequence);
-    const LowerSetSearch search = least_time_sequence(forward_, sets_, bound_bytes, request_.limits.max_states, known_ns);
+    const LowerSetSearch search =
+        least_time_sequence(forward_, sets_, bound_bytes, request_.limits.max_states, known_ns);
     work_ += int64_t{sets_.count()} * sets_.count() + search.work;
     limit_reached_ = search.limit_reached;
     if (!search.sequence) {
@@ -393,7 +398,8 @@ LowerSets lower_sets(const ForwardGraph& forward, bool exact, int64_t limit) {
   for (const ForwardVertex& vertex : forward.vertices) {
     all_bytes += vertex.size_bytes;
     // A move needs at most what is kept, twice what it adds, and what is outside.
-    if (all_bytes > kNever / 8) throw NotApplicable("lower-sets: the forward values are larger than 2^60 bytes together");
+    if (all_bytes > kNever / 8)
+      throw NotApplicable("lower-sets: the forward values are larger than 2^60 bytes together");
   }
   LowerSets sets;
   sets.vertices = forward.size();
@@ -439,8 +445,8 @@ LowerSets lower_sets(const ForwardGraph& forward, bool exact, int64_t limit) {
 
 LowerSetSearch least_time_sequence(const ForwardGraph& forward, const LowerSets& sets, int64_t bound_bytes,
                                    int64_t max_states, int64_t most_ns) {
-  // A state is a way to a set. They are taken in order of their time and the least that the rest takes, so the first one
-  // at the end is the fastest.
+  // A state is a way to a set. They are taken in order of their time and the least that the rest takes, so the first
+  // one at the end is the fastest.
   struct State {
     int64_t least_ns;  // in all
     int64_t kept_bytes;
@@ -448,7 +454,8 @@ LowerSetSearch least_time_sequence(const ForwardGraph& forward, const LowerSets&
     int from;  // among `taken`
     int64_t time_ns;
     bool operator>(const State& other) const {
-      return std::tie(least_ns, kept_bytes, set, from) > std::tie(other.least_ns, other.kept_bytes, other.set, other.from);
+      return std::tie(least_ns, kept_bytes, set, from) >
+             std::tie(other.least_ns, other.kept_bytes, other.set, other.from);
     }
   };
   const Moves moves(forward, sets);

@@ -11,8 +11,8 @@
 
 namespace headroom {
 
-/// Sets of forward vertices that hold all predecessors of their members, fewest members first: from the empty set to all.
-/// For a set L, B(L) is its boundary: the members that a vertex outside reads.
+/// Sets of forward vertices that hold all predecessors of their members, fewest members first: from the empty set to
+/// all. For a set L, B(L) is its boundary: the members that a vertex outside reads.
 struct LowerSets {
   int vertices = 0;
   size_t words = 0;                        ///< of 64 bits for one set
@@ -29,8 +29,8 @@ struct LowerSets {
   }
 };
 
-/// All lower sets (`exact`), or the empty one, all, and for each vertex itself with its ancestors. At most `limit` sets,
-/// else NotApplicable. O(vertices * sets).
+/// All lower sets (`exact`), or the empty one, all, and for each vertex itself with its ancestors. At most `limit`
+/// sets, else NotApplicable. O(vertices * sets).
 LowerSets lower_sets(const ForwardGraph& forward, bool exact, int64_t limit);
 
 /// An increasing sequence of lower sets from the empty one to all, and what it costs.
@@ -47,13 +47,14 @@ struct LowerSetSearch {
   int64_t work = 0;  ///< moves looked at
 };
 
-/// Going from L to L' keeps B(L') \ L besides what is kept already, m bytes, and runs the rest of L' \ L again, except after the
-/// last step, whose vertices are all recorded. It is within `bound_bytes` when m + 2 M(L' \ L) + outside(L') is.
-/// Sequences that take more than `most_ns` do not count: a time known to be possible makes the search shorter.
+/// Going from L to L' keeps B(L') \ L besides what is kept already, m bytes, and runs the rest of L' \ L again, except
+/// after the last step, whose vertices are all recorded. It is within `bound_bytes` when m + 2 M(L' \ L) + outside(L')
+/// is. Sequences that take more than `most_ns` do not count: a time known to be possible makes the search shorter.
 ///
-/// A best-first search over (set, kept bytes, time) that leaves out what another way to the same set has in both, guided by
-/// the least time and the most kept bytes with which the end can be reached from each set. At most `max_states`
-/// states at a time and 300 times as many moves looked at. O((sets + states) * sets * (words + boundary)).
+/// A best-first search over (set, kept bytes, time) that leaves out what another way to the same set has in both,
+/// guided by the least time and the most kept bytes with which the end can be reached from each set. At most
+/// `max_states` states at a time and 300 times as many moves looked at. O((sets + states) * sets * (words + boundary)),
+/// and a table of up to 1024 levels of kept bytes for each set.
 LowerSetSearch least_time_sequence(const ForwardGraph& forward, const LowerSets& sets, int64_t bound_bytes,
                                    int64_t max_states, int64_t most_ns = std::numeric_limits<int64_t>::max());
 
@@ -65,15 +66,16 @@ struct LowerSetOptions {
 /// Backpropagation" (NeurIPS 2019). Minimal recomputation time in the paper's model of memory for a bound, as
 /// least_time_sequence() has it (in the paper the last part runs again as well).
 ///
-/// The model is coarser than the simulator, so a plan is made for some tens of bounds, from about the smallest that has
-/// a sequence to the one that keeps everything, closest where simulated peak and time change most; for each also the plan that
-/// keeps the fewest bytes. Of all these the fastest is returned whose simulated peak is within the budget; without a
-/// budget the one with the smallest peak. Which bounds are tried does not depend on the budget, so a larger one is never
-/// slower. smallest_budget_bytes is the smallest simulated peak among them.
+/// The model is coarser than the simulator, so a plan is made for some tens of bounds, from about the smallest that has a
+/// sequence to the one that keeps everything, closest where simulated peak and time change most; for each also the plan
+/// that keeps the fewest bytes. Of all these the fastest is returned whose simulated peak is within the budget; without
+/// a budget the one with the smallest peak. Which bounds are tried does not depend on the budget, so a larger one is
+/// never slower. smallest_budget_bytes is the smallest simulated peak among them. The sequences are chosen with times
+/// rounded to 1/2048 of the whole forward time.
 ///
-/// kFeasible; kNotFound where none fits; kTimeout where a search reached limits.max_states, with the best plan so far that
-/// fits. Throws NotApplicable where plain training has no forward or no backward op, where there are more than
-/// 10 * sqrt(limits.max_states) lower sets, and where sizes are too large to add up.
+/// kFeasible; kNotFound where none fits; kTimeout where a search reached limits.max_states, with the best plan so far
+/// that fits. Throws NotApplicable where plain training has no forward or no backward op, where there are more than 10
+/// * sqrt(limits.max_states) lower sets, and where sizes are too large to add up.
 PlanResult plan_lower_sets(const Graph& graph, const PlanRequest& request, const LowerSetOptions& options = {});
 
 }  // namespace headroom

@@ -27,8 +27,7 @@ struct Moments {
       const Stage& stage = chain.stage(k);
       const auto at = static_cast<size_t>(k);
       incoming[at] = (k == n ? 0 : chain.gradient_bytes(k)) + later_gradients;  // g{n} is resident
-      backward[at] =
-          incoming[at] + chain.gradient_bytes(k - 1) + stage.gradient_bytes + stage.backward_workspace_bytes;
+      backward[at] = incoming[at] + chain.gradient_bytes(k - 1) + stage.gradient_bytes + stage.backward_workspace_bytes;
       later_gradients += stage.gradient_bytes;
     }
     for (int k = 1; k <= n; ++k) {
@@ -250,8 +249,7 @@ std::vector<int> linear_subset(const MonotoneNeeds& needs) {
   for (size_t c = reverse_after.size() - 1; c-- > 0;)
     reverse_after[c] = std::max(reverse_after[c + 1], needs.reverse[c + 1]);
   return best_subset(
-      moments.n, moments.n,
-      [&](int last, const Prefixes& from, Prefixes& to) { extend(needs, peak, last, from, to); },
+      moments.n, moments.n, [&](int last, const Prefixes& from, Prefixes& to) { extend(needs, peak, last, from, to); },
       [&](int c, int64_t bytes) {
         const auto at = static_cast<size_t>(c);
         return bytes != kNever && reverse_after[at] - moments.tapes[at] <= peak - bytes;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "headroom/core/error.h"
+#include "headroom/plan/union_find.h"
 
 namespace headroom {
 namespace {
@@ -78,7 +79,8 @@ class Runner {
   /// What each vertex must make in its first run; nothing: it does not run in forward.
   std::vector<std::vector<ValueId>> first_wanted() const {
     std::vector<std::vector<ValueId>> first(forward_.vertices.size());
-    // Backwards through base order: whether someone later reads the value, and whether such a reader takes it from forward.
+    // Backwards through base order: whether someone later reads the value, and whether such a reader takes it from
+    // forward.
     enum : uint8_t { kRead = 1, kReadInForward = 2 };
     std::vector<uint8_t> reads(graph_.values().size(), 0);
     for (const ValueId id : graph_.outputs()) reads[index(id)] = kRead | kReadInForward;
@@ -131,8 +133,8 @@ class Runner {
     batch_.clear();
     want(missing, maker_before(missing, limit));
     std::vector<int> pulled;
-    for (size_t i = 0; i < batch_.size(); ++i) {
-      const int vertex = batch_[i];
+    for (size_t next = 0; next < batch_.size();) {  // it grows
+      const int vertex = batch_[next++];
       const int segment = segments_.segment[static_cast<size_t>(vertex)];
       if (pulled_[static_cast<size_t>(segment)] == 0) {
         pulled_[static_cast<size_t>(segment)] = 1;
@@ -181,6 +183,28 @@ class Runner {
 };
 
 }  // namespace
+
+Segments connected_segments(const ForwardGraph& forward, const std::vector<int>& kept, int target) {
+  const int n = forward.size();
+  Segments segments;
+  segments.keep.assign(static_cast<size_t>(n), 0);
+  for (const int v : kept) segments.keep[static_cast<size_t>(v)] = 1;
+  const auto apart = [&](int v) { return segments.keep[static_cast<size_t>(v)] != 0 || v == target; };
+  UnionFind sets(n);
+  segments.last = target;
+  for (int v = 0; v < n; ++v) {
+    if (apart(v)) continue;
+    for (const int w : forward.successors[static_cast<size_t>(v)]) {
+      if (!apart(w)) sets.join(v, w);
+    }
+  }
+  for (int v = 0; v < n; ++v) {
+    segments.segment.push_back(sets.find(v));
+    if (!apart(v)) segments.last = sets.find(v);
+  }
+  segments.segment[static_cast<size_t>(target)] = segments.last;
+  return segments;
+}
 
 std::vector<OpId> segment_runs(const Graph& graph, const ForwardGraph& forward, const Segments& segments) {
   return Runner(graph, forward, segments).runs();

@@ -16,19 +16,25 @@ struct Segments {
   int last = 0;               ///< the segment that backward comes to first: everything in it stays
 };
 
-/// The choice as a sequence of runs, first runs in base order, at most one more run of each forward op.
+/// A segment of what is connected without the kept vertices and the `target`, for each such part; the last one is the
+/// part with the latest vertex, and the target belongs to it.
+Segments connected_segments(const ForwardGraph& forward, const std::vector<int>& kept, int target);
+
+/// The choice as a sequence of runs, first runs in base order. Where what other segments read is kept,
+/// no forward op runs more than twice.
 ///
-/// Forward runs what forward ops, kept vertices, the last segment and the step's outputs need; where less than all that the
-/// op of plain training makes is wanted, by leanest_producer(). Then every value is given up that is not kept, not in
-/// the last segment, not an output of the step and not made by an op that may not run again. Where a backward op
+/// Forward runs what forward ops, kept vertices, the last segment and the step's outputs need; where less than all that
+/// the op of plain training makes is wanted, by leanest_producer(). Then every value is given up that is not kept, not
+/// in the last segment, not an output of the step and not made by an op that may not run again. Where a backward op
 /// reads a value that was given up (or not made yet), all of the value's segment that this op or later backward ops
-/// read is computed again, in base order, together with what that takes: the same of other segments if it comes to that.
-/// What has been made again stays until its last use.
+/// read is computed again, in base order, together with what that takes: the same of other segments if it comes to
+/// that. What has been made again stays until its last use.
 ///
-///     forward  u -> v -> w, backward W V U, each reading its forward op's input and output; u kept, {v} is segment 0, {w} the last
-///     runs     u v w W | v | V U
+///     vertices  f0 f1 f2 (kept) | f3 f4, each with a backward op that reads its input and output
+///     runs      f0 f1 f2 f3 f4 b4 b3, f0 f1, b2 b1 b0
 ///
-/// O(ids read and written by base ops and other producers of the same values), times the logarithm of a segment's length.
+/// O(ids read and written by base ops and other producers of the same values), times the logarithm of a segment's
+/// length.
 std::vector<OpId> segment_runs(const Graph& graph, const ForwardGraph& forward, const Segments& segments);
 
 /// segment_runs() with drops.

@@ -87,7 +87,8 @@ TEST(LintChain, SaysWhatIsWrong) {
   constexpr int64_t kHalf = int64_t{1} << 62;
   EXPECT_EQ(problem_after([](Chain& c) { c.stages[0].output_bytes = c.stages[0].tape_bytes = kHalf; }),
             "the bytes of the chain's graph do not fit 64 bits");
-  EXPECT_EQ(problem_after([](Chain& c) { c.stages[0].forward_ns = kHalf; }), "the times of the chain's graph do not fit 64 bits");
+  EXPECT_EQ(problem_after([](Chain& c) { c.stages[0].forward_ns = kHalf; }),
+            "the times of the chain's graph do not fit 64 bits");
 }
 
 /// The same graph under other names, its values and the ids in its lists in another order.
@@ -95,7 +96,8 @@ GraphSpec disguised(const GraphSpec& spec, Random& random) {
   std::vector<size_t> order(spec.values.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   const auto shuffle = [&](auto& list) {
-    for (size_t i = list.size(); i > 1; --i) std::swap(list[i - 1], list[static_cast<size_t>(random.number(0, static_cast<int64_t>(i) - 1))]);
+    for (size_t i = list.size(); i > 1; --i)
+      std::swap(list[i - 1], list[static_cast<size_t>(random.number(0, static_cast<int64_t>(i) - 1))]);
   };
   shuffle(order);
   GraphSpec result = spec;

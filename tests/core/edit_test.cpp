@@ -42,7 +42,8 @@ Handle handle_at(const ScheduleEditor& editor, int64_t position) {
 
 Step random_step(const Graph& graph, Random& random) {
   const OpId op = op_id(static_cast<size_t>(random.number(0, std::ssize(graph.ops()) - 1)));
-  if (random.chance(40)) return Step::drop(value_id(static_cast<size_t>(random.number(0, std::ssize(graph.values()) - 1))));
+  if (random.chance(40))
+    return Step::drop(value_id(static_cast<size_t>(random.number(0, std::ssize(graph.values()) - 1))));
   if (random.chance(30) && !graph.op(op).inputs.empty()) return Step::run_over(op, graph.op(op).inputs.front());
   return Step::run(op);
 }
@@ -94,7 +95,8 @@ TEST(ScheduleEditor, MovesARecomputation) {
   // x(1, resident) -> f -> a(5); f2: a -> b(2); b2: b -> gb(1); b1: a, gb -> g(1).
   GraphSpec spec;
   spec.name = "two";
-  spec.values = {{"x", 1, true, {}}, {"a", 5, false, {}}, {"b", 2, false, {}}, {"gb", 1, false, {}}, {"g", 1, false, {}}};
+  spec.values = {
+      {"x", 1, true, {}}, {"a", 5, false, {}}, {"b", 2, false, {}}, {"gb", 1, false, {}}, {"g", 1, false, {}}};
   const auto op = [](const char* name, std::vector<ValueId> inputs, std::vector<ValueId> outputs) {
     Op result{.name = name, .inputs = std::move(inputs), .outputs = std::move(outputs), .overwrites = {}};
     result.time_ns = 10;

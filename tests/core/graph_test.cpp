@@ -12,9 +12,9 @@
 namespace headroom {
 namespace {
 
+using testing::Builder;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::Builder;
 
 Builder two_ops() {
   Builder builder("g");
@@ -49,17 +49,26 @@ TEST(Lint, Names) {
 }
 
 TEST(Lint, Ids) {
-  EXPECT_EQ(problem_after([](GraphSpec& s) { s.ops[0].inputs = {ValueId{9}}; }), "op 'f': inputs: there is no value number 9");
-  EXPECT_EQ(problem_after([](GraphSpec& s) { s.outputs = {ValueId{-1}}; }), "outputs of the graph: there is no value number -1");
-  EXPECT_EQ(problem_after([](GraphSpec& s) { s.ops[1].inputs = {ValueId{1}, ValueId{1}}; }),
+  EXPECT_EQ(problem_after([](GraphSpec& s) { s.ops[0].inputs = {ValueId{9}}; }),
+            "op 'f': inputs: there is no value number 9");
+  EXPECT_EQ(problem_after([](GraphSpec& s) { s.outputs = {ValueId{-1}}; }),
+            "outputs of the graph: there is no value number -1");
+  EXPECT_EQ(problem_after([](GraphSpec& s) {
+              s.ops[1].inputs = {ValueId{1}, ValueId{1}};
+            }),
             "op 'h': inputs: value 'a' is listed twice");
-  EXPECT_EQ(problem_after([](GraphSpec& s) { s.outputs = {ValueId{2}, ValueId{2}}; }),
+  EXPECT_EQ(problem_after([](GraphSpec& s) {
+              s.outputs = {ValueId{2}, ValueId{2}};
+            }),
             "outputs of the graph: value 'b' is listed twice");
 }
 
 TEST(Lint, Producers) {
-  EXPECT_EQ(problem_after([](GraphSpec& s) { s.ops[0].outputs = {ValueId{0}}; }), "op 'f' writes value 'x', which is resident");
-  EXPECT_EQ(problem_after([](GraphSpec& s) { s.values.push_back({"c", 1, false, {}}); }),
+  EXPECT_EQ(problem_after([](GraphSpec& s) { s.ops[0].outputs = {ValueId{0}}; }),
+            "op 'f' writes value 'x', which is resident");
+  EXPECT_EQ(problem_after([](GraphSpec& s) {
+              s.values.push_back({"c", 1, false, {}});
+            }),
             "value 'c' is neither resident nor written by any op");
   EXPECT_EQ(problem_after([](GraphSpec& s) { s.ops[1].outputs.clear(); }), "op 'h': outputs must not be empty");
 }
@@ -70,7 +79,8 @@ TEST(Lint, Order) {
   EXPECT_THAT(problem_after([](GraphSpec& s) { s.ops[0].inputs = {ValueId{2}}; }),
               HasSubstr("op 'f' reads value 'b', which no earlier op writes"))
       << "a cycle";
-  EXPECT_EQ(problem_after([](GraphSpec& s) { s.ops[1].outputs.push_back(ValueId{1}); }), "op 'h' both reads and writes value 'a'");
+  EXPECT_EQ(problem_after([](GraphSpec& s) { s.ops[1].outputs.push_back(ValueId{1}); }),
+            "op 'h' both reads and writes value 'a'");
 }
 
 TEST(Lint, Overwrites) {
@@ -102,8 +112,10 @@ TEST(Lint, Holds) {
 }
 
 TEST(Lint, Numbers) {
-  EXPECT_EQ(problem_after([](GraphSpec& s) { s.values[1].bytes = -1; }), "value 'a': bytes must not be negative, found -1");
-  EXPECT_EQ(problem_after([](GraphSpec& s) { s.ops[0].time_ns = -5; }), "op 'f': time_ns must not be negative, found -5");
+  EXPECT_EQ(problem_after([](GraphSpec& s) { s.values[1].bytes = -1; }),
+            "value 'a': bytes must not be negative, found -1");
+  EXPECT_EQ(problem_after([](GraphSpec& s) { s.ops[0].time_ns = -5; }),
+            "op 'f': time_ns must not be negative, found -5");
   constexpr int64_t kHalf = int64_t{1} << 62;
   EXPECT_EQ(problem_after([](GraphSpec& s) { s.values[1].bytes = s.values[2].bytes = kHalf; }),
             "the bytes of all values and workspaces do not fit 64 bits");

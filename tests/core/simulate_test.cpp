@@ -10,9 +10,9 @@
 namespace headroom {
 namespace {
 
+using testing::Builder;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::Builder;
 using testing::steps;
 
 /// The graph of docs/formats.md: x(8, resident) -f1-> a(4) -f2-> loss(4); b2: a, loss -> ga(4); b1: ga, x -> gw(2).
@@ -202,7 +202,7 @@ TEST(Simulate, RefusesSumsThatDoNotFit) {
   builder.holds("t", {}).outputs({"a"});
   const Graph graph = builder.graph();
   EXPECT_EQ(simulate(graph, steps(graph, "f")).peak_bytes, int64_t{1} << 62);
-  EXPECT_THROW(simulate(graph, steps(graph, "f f")), InvalidInput);      // 2^63 bytes in one moment
+  EXPECT_THROW(simulate(graph, steps(graph, "f f")), InvalidInput);     // 2^63 bytes in one moment
   EXPECT_THROW(simulate(graph, steps(graph, "f -a f")), InvalidInput);  // 2^63 ns
 }
 

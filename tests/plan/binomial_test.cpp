@@ -47,7 +47,8 @@ TEST(Binomial, RunsAsManyForwardsAsTheFormulaSays) {
       const PlanResult plan = plan_binomial(chain, {}, {states});
       const Simulation result = simulate(graph, *plan.schedule);
       ASSERT_FALSE(result.error) << length << ", " << states << ": " << result.error->message;
-      EXPECT_EQ(result.time_ns, length + binomial_forwards(length, std::min(states, length))) << length << ", " << states;
+      EXPECT_EQ(result.time_ns, length + binomial_forwards(length, std::min(states, length)))
+          << length << ", " << states;
       // a0 and g{L} are resident; states - 1 kept; then the state that backward starts from, a{i}, g{i} and g{i-1}.
       EXPECT_LE(result.peak_bytes, 2 + (std::min(states, length) - 1) + 4) << length << ", " << states;
     }

@@ -42,10 +42,12 @@ TEST(CheckpointSchedule, RunsSegmentsAgain) {
   const Graph graph = to_graph(uniform_chain(5));
   const std::vector<int> checkpoints = {2, 3};
   EXPECT_EQ(checkpoint_schedule(5, checkpoints),
-            steps(graph, "F1 F2 -a1 F3 R4 R5 B5 -t5 -a5 B4 -t4 -a4 -g4 -a3 R3 B3 -t3 -a3 -g3 -a2 "
-                         "R1 R2 B2 -t2 -a2 -g2 B1 -t1 -a1 -g1"));
-  EXPECT_EQ(checkpoint_schedule(5, {}), steps(graph, "R1 R2 R3 R4 R5 B5 -t5 -a5 B4 -t4 -a4 -g4 B3 -t3 -a3 -g3 "
-                                                     "B2 -t2 -a2 -g2 B1 -t1 -a1 -g1"));
+            steps(graph,
+                  "F1 F2 -a1 F3 R4 R5 B5 -t5 -a5 B4 -t4 -a4 -g4 -a3 R3 B3 -t3 -a3 -g3 -a2 "
+                  "R1 R2 B2 -t2 -a2 -g2 B1 -t1 -a1 -g1"));
+  EXPECT_EQ(checkpoint_schedule(5, {}), steps(graph,
+                                              "R1 R2 R3 R4 R5 B5 -t5 -a5 B4 -t4 -a4 -g4 B3 -t3 -a3 -g3 "
+                                              "B2 -t2 -a2 -g2 B1 -t1 -a1 -g1"));
 }
 
 TEST(CheckpointSchedule, ReentrantSegmentsKeepTheirEnd) {

@@ -21,7 +21,8 @@ using testing::Random;
 /// early as can be: peak and time of those that make a valid step.
 class AllSequences {
  public:
-  AllSequences(const Graph& graph, size_t most_runs) : graph_(graph), groups_(find_needed_groups(graph)), most_(most_runs) {
+  AllSequences(const Graph& graph, size_t most_runs)
+      : graph_(graph), groups_(find_needed_groups(graph)), most_(most_runs) {
     extend(0);
   }
 
@@ -53,7 +54,8 @@ class AllSequences {
     }
   }
   size_t needed_before(size_t group) const {
-    return static_cast<size_t>(std::count(groups_.needed.begin(), groups_.needed.begin() + static_cast<std::ptrdiff_t>(group), 1));
+    return static_cast<size_t>(
+        std::count(groups_.needed.begin(), groups_.needed.begin() + static_cast<std::ptrdiff_t>(group), 1));
   }
 
   const Graph& graph_;
@@ -76,7 +78,8 @@ TEST(Exhaustive, EqualsAllSequencesOfRuns) {
     for (int64_t budget_bytes = graph.resident_bytes(); budget_bytes <= peak_bytes; ++budget_bytes) {
       const PlanResult plan = plan_exhaustive(graph, {budget_bytes, {}});
       const std::optional<int64_t> expected = all.least_time(budget_bytes);
-      const std::string where = "seed " + std::to_string(seed) + ", budget " + std::to_string(budget_bytes) + "\n" + to_text(graph);
+      const std::string where =
+          "seed " + std::to_string(seed) + ", budget " + std::to_string(budget_bytes) + "\n" + to_text(graph);
       ASSERT_TRUE(plan.schedule || !expected) << where;
       if (!plan.schedule) {
         ASSERT_EQ(plan.status, PlanStatus::kInfeasible) << where;

@@ -105,8 +105,10 @@ TEST(ForwardGraph, Refuses) {
 TEST(LeanestProducer, FewestBytesThenTimeThenOrder) {
   GraphSpec spec;
   spec.name = "producers";
-  spec.values = {{.name = "x", .resident = true, .holds = {}}, {.name = "y", .resident = true, .holds = {}},
-                 {.name = "a", .bytes = 4, .holds = {}},       {.name = "b", .bytes = 3, .holds = {}},
+  spec.values = {{.name = "x", .resident = true, .holds = {}},
+                 {.name = "y", .resident = true, .holds = {}},
+                 {.name = "a", .bytes = 4, .holds = {}},
+                 {.name = "b", .bytes = 3, .holds = {}},
                  {.name = "c", .bytes = 2, .holds = {}}};
   const ValueId x{0}, y{1}, a{2}, b{3}, c{4};
   const auto op = [&](std::string name, std::vector<ValueId> inputs, std::vector<ValueId> outputs, int64_t time,

@@ -106,8 +106,8 @@ TEST(LeastTimeSequence, ByHand) {
   EXPECT_EQ(search(15)->sets, (std::vector<int>{1, 4}));
   EXPECT_EQ(search(15)->time_ns, 0);
   EXPECT_EQ(search(15)->kept_bytes, 2);
-  // Every vertex kept: the third move has 4 kept, adds 4 and reads 2: 10; the last has 6 + 4. At 9: {0 1} needs 8 + 2 = 10, too
-  // much, and so does any way that keeps more than 3 before the third vertex.
+  // Every vertex kept: the third move has 4 kept, adds 4 and reads 2: 10; the last has 6 + 4. At 9: {0 1} needs 8 + 2 =
+  // 10, too much, and so does any way that keeps more than 3 before the third vertex.
   EXPECT_EQ(search(10)->time_ns, 0);
   EXPECT_FALSE(search(9));
 }
@@ -122,8 +122,7 @@ TEST(LeastTimeSequence, EqualsBruteForce) {
     const LowerSets all = lower_sets(forward, true, kMany);
     const LowerSets ancestors = lower_sets(forward, false, kMany);
     const int64_t bound = static_cast<int64_t>(random() % static_cast<uint64_t>(2 * all.size_bytes.back() + 2));
-    const std::string input =
-        "seed " + std::to_string(seed) + ", bound " + std::to_string(bound) + ": " + spec.text();
+    const std::string input = "seed " + std::to_string(seed) + ", bound " + std::to_string(bound) + ": " + spec.text();
     const BruteForce expected(spec, bound);
     const LowerSetSearch exact = least_time_sequence(forward, all, bound, kMany);
     ASSERT_EQ(exact.sequence.has_value(), expected.best.has_value()) << input;

@@ -116,7 +116,8 @@ void expect_sound_plans(const Network& network, const std::string& where) {
         ASSERT_EQ(plan.result.smallest_budget_bytes, *smallest_bytes) << who;
       }
       if (plan.result.smallest_budget_bytes > 0)
-        smallest_bytes = std::min(smallest_bytes.value_or(plan.result.smallest_budget_bytes), plan.result.smallest_budget_bytes);
+        smallest_bytes =
+            std::min(smallest_bytes.value_or(plan.result.smallest_budget_bytes), plan.result.smallest_budget_bytes);
       ASSERT_EQ(plan.result.schedule.has_value(), plan.time_ns.has_value()) << who;
       if (!plan.time_ns) continue;
       ASSERT_LE(*plan.peak_bytes, budget_bytes) << who;
@@ -169,8 +170,8 @@ TEST(Curve, IsAFront) {
   const Network network = make_network(five_equal());
   // The times of the chain planner from 6 to 12 bytes, and store-all.
   const std::vector<CurvePoint> curve = plan_curve(get_planner("chain"), network, 8, {});
-  EXPECT_THAT(curve, ElementsAre(CurvePoint{6, 25}, CurvePoint{7, 20}, CurvePoint{8, 19}, CurvePoint{9, 18}, CurvePoint{10, 17},
-                                 CurvePoint{12, 16}, CurvePoint{13, 15}));
+  EXPECT_THAT(curve, ElementsAre(CurvePoint{6, 25}, CurvePoint{7, 20}, CurvePoint{8, 19}, CurvePoint{9, 18},
+                                 CurvePoint{10, 17}, CurvePoint{12, 16}, CurvePoint{13, 15}));
   EXPECT_EQ(plan_curve(get_planner("peak-linear"), network, 8, {}).size(), 1U);
 }
 

@@ -53,7 +53,8 @@ TEST(Segments, OfBranches) {
 TEST(Segments, OfAChainRecordWhenMadeAgain) {
   Chain chain;
   chain.name = "chain";
-  for (int i = 1; i <= 4; ++i) chain.stages.push_back({.name = "s" + std::to_string(i), .output_bytes = 1, .tape_bytes = 3});
+  for (int i = 1; i <= 4; ++i)
+    chain.stages.push_back({.name = "s" + std::to_string(i), .output_bytes = 1, .tape_bytes = 3});
   const Graph graph = to_graph(chain);
   EXPECT_EQ(runs_of(graph, {{0, 0, 1, 1}, {0, 1, 0, 0}, 1}), "F1 F2 R3 R4 B4 B3 R1 R2 B2 B1");
   EXPECT_EQ(runs_of(graph, {{0, 0, 0, 0}, {0, 0, 0, 0}, 0}), "R1 R2 R3 R4 B4 B3 B2 B1");
@@ -121,12 +122,13 @@ TEST(Segments, KeepingAllIsPlainTraining) {
     const auto n = static_cast<size_t>(forward.size());
     std::vector<int> segment(n);
     for (int& s : segment) s = static_cast<int>(random() % n);
-    EXPECT_EQ(segment_schedule(graph, forward, {segment, std::vector<uint8_t>(n, 1), 0}), store_all(graph)) << spec.text();
+    EXPECT_EQ(segment_schedule(graph, forward, {segment, std::vector<uint8_t>(n, 1), 0}), store_all(graph))
+        << spec.text();
   }
 }
 
 TEST(Segments, LongPathsDoNotRecurse) {
-  const int n = 200'000;
+  const int n = 50'000;
   const Graph graph(training_step(path(std::vector<int64_t>(static_cast<size_t>(n), 1))));
   const ForwardGraph forward = forward_graph(graph, "test");
   Segments segments;

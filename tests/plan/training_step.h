@@ -35,8 +35,8 @@ inline ForwardSpec path(std::vector<int64_t> bytes) {
 }
 
 /// The training step of a forward graph: op f{v} makes a{v} from its predecessors' (the resident x where it has none);
-/// then, last vertex first, b{v} reads a{v}, what f{v} reads, and g{w} of every successor w, and makes g{v}, which the step
-/// returns where v has no predecessor. Values in the order a0, g0, a1, g1, … after x.
+/// then, last vertex first, b{v} reads a{v}, what f{v} reads, and g{w} of every successor w, and makes g{v}, which the
+/// step returns where v has no predecessor. Values in the order a0, g0, a1, g1, … after x.
 inline GraphSpec training_step(const ForwardSpec& forward) {
   GraphSpec spec;
   spec.name = "step";
@@ -65,7 +65,10 @@ inline GraphSpec training_step(const ForwardSpec& forward) {
   }
   for (int v = n; v-- > 0;) {
     const auto k = static_cast<size_t>(v);
-    Op op{.name = "b" + std::to_string(v), .phase = Phase::kBackward, .inputs = reads[k], .outputs = {gradient(v)},
+    Op op{.name = "b" + std::to_string(v),
+          .phase = Phase::kBackward,
+          .inputs = reads[k],
+          .outputs = {gradient(v)},
           .overwrites = {}};
     op.inputs.push_back(output(v));
     op.inputs.insert(op.inputs.end(), gradients[k].begin(), gradients[k].end());
@@ -77,7 +80,8 @@ inline GraphSpec training_step(const ForwardSpec& forward) {
 
 /// `n` vertices, each edge with the chance given in percent; with `connected`, the one source comes first and the one
 /// target last.
-inline ForwardSpec random_forward(std::mt19937_64& random, int n, uint64_t percent, uint64_t most_bytes, bool connected) {
+inline ForwardSpec random_forward(std::mt19937_64& random, int n, uint64_t percent, uint64_t most_bytes,
+                                  bool connected) {
   ForwardSpec spec;
   std::vector<int> readers(static_cast<size_t>(n), 0);
   std::vector<int> sources(static_cast<size_t>(n), 0);
@@ -98,7 +102,8 @@ inline ForwardSpec random_forward(std::mt19937_64& random, int n, uint64_t perce
     if (v > 0 && sources[static_cast<size_t>(v)] == 0) add(static_cast<int>(random() % static_cast<uint64_t>(v)), v);
   }
   for (int v = n - 1; connected && v-- > 0;) {
-    if (readers[static_cast<size_t>(v)] == 0) add(v, v + 1 + static_cast<int>(random() % static_cast<uint64_t>(n - 1 - v)));
+    if (readers[static_cast<size_t>(v)] == 0)
+      add(v, v + 1 + static_cast<int>(random() % static_cast<uint64_t>(n - 1 - v)));
   }
   std::ranges::sort(spec.edges);
   return spec;

@@ -24,6 +24,18 @@ PLANNERS = [
 ]
 CHAIN_PLANNERS = ["even", "sqrt", "binomial", "peak-cubic", "peak-linear", "chain"]
 
+# Shares of store-all's peak that a plan can meet, not far from the least.
+BUDGETS = {
+    "alexnet": "0.97x",
+    "gpt24": "0.5x",
+    "resnet50": "0.5x",
+    "unet": "0.7x",
+    "vgg11": "0.9x",
+    "vgg13": "0.9x",
+    "vgg16": "0.85x",
+    "vgg19": "0.8x",
+}
+
 Arguments = str | Path
 
 

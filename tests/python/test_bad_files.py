@@ -122,7 +122,6 @@ TEXTS: dict[str, str | bytes] = {
     "chain: negative": chain(lambda c: c["stages"][0].update(output_bytes=-1)),
     "chain: negative weights": chain(lambda c: c.update(resident_bytes=-1)),
     "chain: sum": chain(lambda c: [s.update(output_bytes=2**62, tape_bytes=2**62) for s in c["stages"]]),
-    "chain: same names": chain(lambda c: c["stages"][0].update(name="loss")),
     "chain: values": chain(lambda c: c.update(values=[])),
 }
 

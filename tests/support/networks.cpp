@@ -57,7 +57,8 @@ Chain vgg_bytes(int depth, int64_t batch) {
     stage.output_bytes *= 4 * batch;
     stage.tape_bytes = is_pool(stage) ? 3 * stage.output_bytes : stage.output_bytes;
     // ReLU's second gradient stands beside the first before the convolution makes its input's.
-    if (is_conv(stage)) stage.backward_workspace_bytes = std::max<int64_t>(0, stage.output_bytes - input_gradient_bytes);
+    if (is_conv(stage))
+      stage.backward_workspace_bytes = std::max<int64_t>(0, stage.output_bytes - input_gradient_bytes);
     input_gradient_bytes = stage.output_bytes;
   }
   chain.stages.push_back(Stage{.name = "loss"});

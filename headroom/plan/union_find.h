@@ -1,0 +1,33 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <vector>
+
+namespace headroom {
+
+/// Disjoint sets of 0..n-1 that are joined, never parted; each is known by its smallest member. Amortised O(log n) a
+/// call.
+class UnionFind {
+ public:
+  explicit UnionFind(int n) : parent_(static_cast<size_t>(n)) { std::iota(parent_.begin(), parent_.end(), 0); }
+
+  int find(int x) {
+    while (parent(x) != x) x = parent(x) = parent(parent(x));
+    return x;
+  }
+
+  void join(int a, int b) {
+    a = find(a);
+    b = find(b);
+    parent(std::max(a, b)) = std::min(a, b);
+  }
+
+ private:
+  int& parent(int x) { return parent_[static_cast<size_t>(x)]; }
+
+  std::vector<int> parent_;
+};
+
+}  // namespace headroom
