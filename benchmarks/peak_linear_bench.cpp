@@ -1,5 +1,5 @@
-// peak-linear from 1,000 to 1,000,000 stages: time for a stage. Up to about 100,000 much of it goes into the fewest checkpoints among equals,
-// which is capped; beyond, the time for a stage stays the same.
+// peak-linear from 1,000 to 1,000,000 stages: time for a stage. Up to about 100,000 much of it goes into the fewest
+// checkpoints among equals, which is capped; beyond, the time for a stage stays the same.
 #include <benchmark/benchmark.h>
 
 #include <cstdio>

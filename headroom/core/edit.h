@@ -12,11 +12,11 @@ namespace headroom {
 /// up to date.
 ///
 /// A step is named by a Handle that stays the same while other steps come and go. insert() and erase() take O(k log n)
-/// for a schedule of n steps, k being the steps that touch the values that the changed step writes or drops, and the values
-/// that those hold: a handful in practice. All questions take O(log n) or less.
+/// for a schedule of n steps, k being the steps that touch the values that the changed step writes or drops, and the
+/// values that those hold: a handful in practice. All questions take O(log n) or less.
 ///
-/// Steps sit in a balanced tree, each with what it adds to memory while it runs and for good; every subtree knows its sum
-/// and its largest moment, so that a change walks only to the root. A step's lasting effect changes only where a
+/// Steps sit in a balanced tree, each with what it adds to memory while it runs and for good; every subtree knows its
+/// sum and its largest moment, so that a change walks only to the root. A step's lasting effect changes only where a
 /// copy of a value comes to be freed at another step, and that is found from the steps that touch the value.
 class ScheduleEditor {
  public:

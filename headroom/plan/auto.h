@@ -5,8 +5,8 @@
 namespace headroom {
 
 /// The fastest simulated plan, then the one of least peak, among all planners that take the network. Needs a budget.
-/// kOptimal where the lower bound is met; kInfeasible only where `exhaustive` proved it; else kNotFound. `exhaustive` is asked
-/// for graphs of at most kMostExhaustiveValues values that are not resident.
+/// kOptimal where the lower bound is met; kInfeasible only where `exhaustive` proved it; else kNotFound. `exhaustive`
+/// is asked for graphs of at most kMostExhaustiveValues values that are not resident.
 struct AutoLimits {
   static constexpr int64_t kMostExhaustiveValues = 24;
 };

@@ -31,8 +31,8 @@ int64_t repetitions(int64_t length, int64_t s) {
   return r;
 }
 
-/// How many stages to run before keeping a state, when `length` stages are reversed with `s` states. Any k such that both
-/// parts keep to r repetitions is optimal; the least of them.
+/// How many stages to run before keeping a state, when `length` stages are reversed with `s` states. Any k such that
+/// both parts keep to r repetitions is optimal; the least of them.
 int64_t first_part(int64_t length, int64_t s) {
   const int64_t r = repetitions(length, s);
   return std::max({int64_t{1}, length - beta(s - 1, r), beta(s, r - 2)});
@@ -98,8 +98,8 @@ PlanResult plan_binomial(const Chain& chain, const PlanRequest& request, const B
     result.schedule = schedule_with(chain, states);
     return result;
   }
-  // The forwards fall as states are added, until all are kept; many numbers of states give the same plan cost, so long chains
-  // try a geometric range of them.
+  // The forwards fall as states are added, until all are kept; many numbers of states give the same plan cost, so long
+  // chains try a geometric range of them.
   const Graph graph = to_graph(chain);
   result.status = PlanStatus::kInfeasible;
   int64_t best_time_ns = kMost;

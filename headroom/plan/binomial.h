@@ -7,15 +7,16 @@
 
 namespace headroom {
 
-/// Griewank & Walther 2000 (Algorithm 799: revolve): multi-level checkpointing of a chain with at most s states kept at a
-/// time, the chain's input being one of them. For a uniform chain it runs the fewest forwards possible: with
-/// beta(s, r) = C(s+r, s) and beta(s, r-1) < l <= beta(s, r),
+/// Griewank & Walther 2000 (Algorithm 799: revolve): multi-level checkpointing of a chain with at most s states kept at
+/// a time, the chain's input being one of them. For a uniform chain it runs the fewest forwards possible: with beta(s,
+/// r) = C(s+r, s) and beta(s, r-1) < l <= beta(s, r),
 ///
 ///     t(l, s) = r l - beta(s+1, r-1)     unrecorded forwards, besides the l recorded ones.
 ///
-/// Sizes are ignored by the choice, not by the simulator. Without s: the s with the least time among those whose plan fits
-/// the budget, or without a budget the least simulated peak; kInfeasible where none fits, with the least peak found.
-/// O(schedule) for one s. Throws InvalidInput for s < 1, and NotApplicable for schedules of more than kMostForwards forwards.
+/// Sizes are ignored by the choice, not by the simulator. Without s: the s with the least time among those whose plan
+/// fits the budget, or without a budget the least simulated peak; kInfeasible where none fits, with the least peak
+/// found. O(schedule) for one s. Throws InvalidInput for s < 1, and NotApplicable for schedules of more than
+/// kMostForwards forwards.
 struct BinomialOptions {
   std::optional<int> checkpoints;
   static constexpr int64_t kMostForwards = 100'000'000;

@@ -9,11 +9,11 @@
 
 namespace headroom {
 
-/// How a subset of kept stage outputs runs. Segments between checkpoints run forward unrecorded and are recorded again when
-/// backward comes to them; the last one is recorded at once.
+/// How a subset of kept stage outputs runs. Segments between checkpoints run forward unrecorded and are recorded again
+/// when backward comes to them; the last one is recorded at once.
 struct CheckpointOptions {
-  /// As PyTorch's `use_reentrant=True`: a recorded-again segment keeps its output and the gradient that came in until all of
-  /// its backward is done. Otherwise both go as backward descends.
+  /// As PyTorch's `use_reentrant=True`: a recorded-again segment keeps its output and the gradient that came in until
+  /// all of its backward is done. Otherwise both go as backward descends.
   bool reentrant = false;
 };
 

@@ -14,8 +14,8 @@ namespace {
 using Mask = uint64_t;
 constexpr Mask bit(size_t i) { return Mask{1} << i; }
 
-/// Where a schedule can be between two steps. `ghosts` are copies that their value has given up and that current copies of
-/// other values still hold: (value, holders), sorted.
+/// Where a schedule can be between two steps. `ghosts` are copies that their value has given up and that current copies
+/// of other values still hold: (value, holders), sorted.
 struct State {
   Mask alive = 0;         ///< values, resident ones left out
   Mask ran_once = 0;      ///< ops with recompute = false that have run

@@ -66,12 +66,12 @@ struct LowerSetOptions {
 /// Backpropagation" (NeurIPS 2019). Minimal recomputation time in the paper's model of memory for a bound, as
 /// least_time_sequence() has it (in the paper the last part runs again as well).
 ///
-/// The model is coarser than the simulator, so a plan is made for some tens of bounds, from about the smallest that has a
-/// sequence to the one that keeps everything, closest where simulated peak and time change most; for each also the plan
-/// that keeps the fewest bytes. Of all these the fastest is returned whose simulated peak is within the budget; without
-/// a budget the one with the smallest peak. Which bounds are tried does not depend on the budget, so a larger one is
-/// never slower. smallest_budget_bytes is the smallest simulated peak among them. The sequences are chosen with times
-/// rounded to 1/2048 of the whole forward time.
+/// The model is coarser than the simulator, so a plan is made for some tens of bounds, from about the smallest that has
+/// a sequence to the one that keeps everything, closest where simulated peak and time change most; for each also the
+/// plan that keeps the fewest bytes. Of all these the fastest is returned whose simulated peak is within the budget;
+/// without a budget the one with the smallest peak. Which bounds are tried does not depend on the budget, so a larger
+/// one is never slower. smallest_budget_bytes is the smallest simulated peak among them. The sequences are chosen with
+/// times rounded to 1/2048 of the whole forward time.
 ///
 /// kFeasible; kNotFound where none fits; kTimeout where a search reached limits.max_states, with the best plan so far
 /// that fits. Throws NotApplicable where plain training has no forward or no backward op, where there are more than 10

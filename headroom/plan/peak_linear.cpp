@@ -97,8 +97,8 @@ class WindowMaximum {
   std::deque<Item> items_;
 };
 
-/// An upper bound of need(i, j) that grows with j and shrinks with i: the largest over i < k <= j of `reverse[k]` - T(i)
-/// and of the forward moments. It is need(i, j) itself where is_exact().
+/// An upper bound of need(i, j) that grows with j and shrinks with i: the largest over i < k <= j of `reverse[k]` -
+/// T(i) and of the forward moments. It is need(i, j) itself where is_exact().
 struct MonotoneNeeds {
   explicit MonotoneNeeds(const Moments& given) : moments(given), reverse(given.tapes.size(), kLeast) {
     int64_t recording = kLeast;
@@ -119,8 +119,8 @@ struct MonotoneNeeds {
   bool exact = true;
 };
 
-/// M(0) by the queue. Candidates j are queued from far to near with M smaller the farther. `second` is at least as good as
-/// `front` once need(i, front) >= M(second), and stays so, since need() grows as i falls.
+/// M(0) by the queue. Candidates j are queued from far to near with M smaller the farther. `second` is at least as good
+/// as `front` once need(i, front) >= M(second), and stays so, since need() grows as i falls.
 int64_t least_peak(const MonotoneNeeds& needs) {
   const Moments& moments = needs.moments;
   struct Candidate {
@@ -166,8 +166,8 @@ struct Prefixes {
   std::vector<int> previous;
 };
 
-/// Extends prefixes of `from` by one segment each, within the peak, to stages 1..last. `to` may be `from`: then by any number
-/// of segments. Candidates i are queued with fewer bytes the older; one that no longer fits never does again.
+/// Extends prefixes of `from` by one segment each, within the peak, to stages 1..last. `to` may be `from`: then by any
+/// number of segments. Candidates i are queued with fewer bytes the older; one that no longer fits never does again.
 void extend(const MonotoneNeeds& needs, int64_t peak, int last, const Prefixes& from, Prefixes& to) {
   const Moments& moments = needs.moments;
   std::deque<int> queue;
@@ -210,9 +210,10 @@ void extend(const Moments& moments, bool reentrant, int64_t peak, int last, cons
   }
 }
 
-/// The subset with the earliest last checkpoint (recomputation is all that lies before it), then the fewest checkpoints,
-/// within `peak`, which some subset reaches. `extend_to(last, from, to)` is one of the above; `end_fits(c, bytes)` says
-/// whether the last segment may start at c; `layer_work` is how many segments one call of extend_to looks at.
+/// The subset with the earliest last checkpoint (recomputation is all that lies before it), then the fewest
+/// checkpoints, within `peak`, which some subset reaches. `extend_to(last, from, to)` is one of the above; `end_fits(c,
+/// bytes)` says whether the last segment may start at c; `layer_work` is how many segments one call of extend_to looks
+/// at.
 template <typename Extend, typename EndFits>
 std::vector<int> best_subset(int n, int64_t layer_work, Extend extend_to, EndFits end_fits) {
   Prefixes all(n);

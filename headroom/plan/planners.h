@@ -11,8 +11,8 @@
 
 namespace headroom {
 
-/// What planners work on: a training step, and the chain that it is, if it is one. Where there is a chain, the graph has the
-/// ids of ChainIds.
+/// What planners work on: a training step, and the chain that it is, if it is one. Where there is a chain, the graph
+/// has the ids of ChainIds.
 struct Network {
   Graph graph;
   std::optional<Chain> chain;
@@ -60,8 +60,9 @@ struct Plan {
 
 /// Runs a planner and the simulator. A schedule above the budget is taken away: planners that heed no budget are then
 /// kInfeasible. lower_bound_ns is at least time_lower_bound_ns(); a planner of least time that meets it is kOptimal;
-/// smallest_budget_bytes is the plan's own peak where the planner does not say. Throws NotApplicable where the planner does not
-/// take this network, InvalidInput where it needs a budget and there is none, InternalError for an invalid schedule.
+/// smallest_budget_bytes is the plan's own peak where the planner does not say. Throws NotApplicable where the planner
+/// does not take this network, InvalidInput where it needs a budget and there is none, InternalError for an invalid
+/// schedule.
 Plan make_plan(const Planner& planner, const Network& network, const PlanRequest& request,
                const PlannerOptions& options = {});
 
@@ -72,7 +73,8 @@ struct CurvePoint {
 };
 
 /// The front of peak against time of one planner, smallest peak first: plans at `points` budgets evenly spaced from the
-/// planner's smallest to the peak of store-all, those left out that another one beats in both. A planner of least peak has one plan.
+/// planner's smallest to the peak of store-all, those left out that another one beats in both. A planner of least peak
+/// has one plan.
 std::vector<CurvePoint> plan_curve(const Planner& planner, const Network& network, int points,
                                    const PlanRequest& request, const PlannerOptions& options = {});
 

@@ -171,8 +171,8 @@ TEST(PeakLinear, LongChains) {
 }
 
 TEST(Reentrant, PublishedMemoryOfVgg) {
-  // Feng & Huang's measured memory at batch 64, net of weights: 3565 MB and 2781 MB. The model: the first conv output of
-  // 784 MiB 4.5 and 3.5 times, and the input of 36.75 MiB.
+  // Feng & Huang's measured memory at batch 64, net of weights: 3565 MB and 2781 MB. The model: the first conv output
+  // of 784 MiB 4.5 and 3.5 times, and the input of 36.75 MiB.
   constexpr int64_t kUnit = int64_t{784} << 20;
   constexpr int64_t kInput = int64_t{64} * 3 * 224 * 224 * 4;
   for (const int depth : {13, 16, 19}) {

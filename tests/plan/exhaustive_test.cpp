@@ -17,8 +17,8 @@ namespace {
 using testing::Builder;
 using testing::Random;
 
-/// Every sequence of at most `most_runs` runs in which first runs of needed groups follow the base order, each with drops as
-/// early as can be: peak and time of those that make a valid step.
+/// Every sequence of at most `most_runs` runs in which first runs of needed groups follow the base order, each with
+/// drops as early as can be: peak and time of those that make a valid step.
 class AllSequences {
  public:
   AllSequences(const Graph& graph, size_t most_runs)
