@@ -52,8 +52,11 @@ std::string share(int64_t part, int64_t whole) {
 }
 
 std::string joined(const std::vector<int>& numbers) {
+  constexpr size_t kShown = 30;
   std::string text;
-  for (const int number : numbers) text += (text.empty() ? "" : ",") + std::to_string(number);
+  for (size_t i = 0; i < std::min(numbers.size(), kShown); ++i)
+    text += (text.empty() ? "" : ",") + std::to_string(numbers[i]);
+  if (numbers.size() > kShown) text += ",... (" + std::to_string(numbers.size()) + " in all)";
   return text.empty() ? "none" : text;
 }
 
@@ -163,7 +166,7 @@ ExitStatus run_compare(const Arguments& arguments) {
   const Baseline plain(network.graph);
   Json rows = Json::array();
   std::vector<std::string> refusals;
-  if (!arguments.json) std::cout << headline(network, plain);
+  std::string text = headline(network, plain);
   for (const std::string& budget : arguments.budgets) {
     const PlanRequest request{parse_budget(budget, plain.peak_bytes), limits_of(arguments)};
     std::vector<std::vector<std::string>> lines = {{"planner", "status", "peak", "", "time", "", "planned in"}};
@@ -177,15 +180,12 @@ ExitStatus run_compare(const Arguments& arguments) {
         refusals.emplace_back(refusal.what());
       }
     }
-    if (!arguments.json)
-      std::cout << "\nbudget " << budget << " = " << format_bytes(*request.budget_bytes) << "\n" << table(lines, 2);
+    text += "\nbudget " + budget + " = " + format_bytes(*request.budget_bytes) + "\n" + table(lines, 2);
   }
-  if (arguments.json) {
-    std::cout << Json{{"graph", network.graph.name()}, {"rows", std::move(rows)}}.dump() << "\n";
-  } else if (!refusals.empty()) {
-    std::cout << "\nnot for this " << (network.chain ? "chain" : "graph") << ":\n";
-    for (const std::string& refusal : refusals) std::cout << "  " << refusal << "\n";
-  }
+  if (!refusals.empty()) text += std::string("\nnot for this ") + (network.chain ? "chain" : "graph") + ":\n";
+  for (const std::string& refusal : refusals) text += "  " + refusal + "\n";
+  if (arguments.json) text = Json{{"graph", network.graph.name()}, {"rows", std::move(rows)}}.dump() + "\n";
+  std::cout << text;
   return kDone;
 }
 

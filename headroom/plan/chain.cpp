@@ -15,7 +15,7 @@
 namespace headroom {
 namespace {
 
-constexpr int kMostStages = 4096;
+constexpr int kMostStages = 2048;
 constexpr int kMostStagesForSmallestBudget = 1024;
 constexpr size_t kMostTableBytes = size_t{4} << 30;
 
@@ -150,7 +150,7 @@ std::optional<Solution> solve(const ChainNeeds& needs, int64_t capacity, const S
   for (const int64_t ns : forward_ns) forward_sum_ns += static_cast<double>(ns);
   const double most_ns = 2.0 * needs.length * forward_sum_ns;
   if (most_ns >= ChainTable<double>::kMostNs)
-    throw InvalidInput(
+    throw NotApplicable(
         "chain: forward times are too long to be counted exactly; expected 2 * (stages) * (their sum) below "
         "2^53 ns, found " +
         std::to_string(needs.length) + " stages and a sum of " + std::to_string(static_cast<int64_t>(forward_sum_ns)) +
@@ -188,7 +188,7 @@ PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const Chai
     if (length > kMostStagesForSmallestBudget) return result;
   }
   if (length > kMostStages)
-    throw InvalidInput("chain: takes at most " + std::to_string(kMostStages) + " stages, found " +
+    throw NotApplicable("chain: takes at most " + std::to_string(kMostStages) + " stages, found " +
                        std::to_string(length) + ", unless the budget is enough to record all of them: join stages");
   const ChainNeeds needs_bytes = moments.needs(1);
   const SegmentArray<int64_t> least_bytes = least_memory(needs_bytes);

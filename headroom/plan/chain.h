@@ -29,9 +29,9 @@ struct ChainOptions {
 ///   all, there is one that follows the least memory of each segment, and takes its time.
 ///
 /// O(L^3 * slots) time and O(L^2 * slots) memory; O(L) where all stages can be recorded, but for the smallest budget,
-/// O(L^3). Ties: recording before keeping, then the earliest j. Throws InvalidInput without a budget, for slots < 1,
-/// for what lint() finds, and where not everything can be recorded for more than 4,096 stages, a table of more than
-/// 4 GiB, or times of which 2 * L * (their sum) reaches 2^53 ns.
+/// O(L^3). Ties: recording before keeping, then the earliest j. Throws InvalidInput without a budget, for slots < 1 and
+/// for what lint() finds; NotApplicable where not everything can be recorded and there are more than 2,048 stages, a
+/// table would take more than 4 GiB, or 2 * L * (the sum of forward times) reaches 2^53 ns.
 ///
 /// Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for heterogeneous chains: how to
 /// train deep neural networks with limited memory", arXiv 1911.13214. Different here: parameter gradients, the moments

@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #endif
 
-#include "headroom/core/error.h"
+#include "headroom/plan/plan.h"
 
 namespace headroom {
 namespace {
@@ -243,7 +243,7 @@ void ChainTable<Number>::lay_out(const ChainNeeds& needs, const SegmentArray<int
   size_t right_count = 0;
   const auto check = [&] {
     if (static_cast<size_t>(blocks_) > most_numbers / at(length_) || left_count + right_count > most_numbers)
-      throw InvalidInput("chain: a table of " + std::to_string(length_) + " stages and " + std::to_string(capacity_) +
+      throw NotApplicable("chain: a table of " + std::to_string(length_) + " stages and " + std::to_string(capacity_) +
                          " slots takes more than " + std::to_string(most_bytes >> 20) +
                          " MiB: ask for fewer slots, or join stages");
   };

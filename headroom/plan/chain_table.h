@@ -38,7 +38,7 @@ template <typename Number>
 class ChainTable {
  public:
   /// `least` is at most least_memory(needs): it says what need not be computed. forward_ns(1..L) < kMostNs.
-  /// Throws InvalidInput where the table would take more than `most_bytes`.
+  /// Throws NotApplicable where the table would take more than `most_bytes`.
   ChainTable(const ChainNeeds& needs, int64_t capacity, const SegmentArray<int64_t>& least,
              std::span<const int64_t> forward_ns, size_t most_bytes, const ChainTableOptions& options);
 

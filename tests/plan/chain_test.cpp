@@ -498,7 +498,7 @@ TEST(PlanChain, Errors) {
 
   Chain many{"many", 0, 1, 1, {}};
   for (int i = 1; i <= 5000; ++i) many.stages.push_back(stage_of("s" + std::to_string(i), 1, 2, 1, 2));
-  expect_error(many, request_of(1000), {}, "at most 4096 stages, found 5000");
+  expect_error(many, request_of(1000), {}, "at most 2048 stages, found 5000");
 }
 
 TEST(ChainSteps, NeverDropsWhatMustStay) {
