@@ -14,9 +14,9 @@
 namespace headroom::cli {
 namespace {
 
-Network load_network(const Arguments& arguments) {
+Problem load_problem(const Arguments& arguments) {
   const std::variant<Graph, Chain> either = read_network(read_file(arguments.file), arguments.file);
-  return std::visit([](const auto& one) { return make_network(one); }, either);
+  return std::visit([](const auto& one) { return make_problem(one); }, either);
 }
 
 PlanLimits limits_of(const Arguments& arguments) {
@@ -38,10 +38,10 @@ struct Baseline {
   int64_t time_ns = 0;
 };
 
-std::string headline(const Network& network, const Baseline& plain) {
-  const std::string size = network.chain ? "chain of " + std::to_string(network.chain->length()) + " stages"
-                                         : "graph of " + std::to_string(network.graph.ops().size()) + " ops";
-  return quote(network.graph.name()) + ", " + size + "; store-all: peak " + format_bytes(plain.peak_bytes) + ", " +
+std::string headline(const Problem& problem, const Baseline& plain) {
+  const std::string size = problem.chain ? "chain of " + std::to_string(problem.chain->length()) + " stages"
+                                         : "graph of " + std::to_string(problem.graph.ops().size()) + " ops";
+  return quote(problem.graph.name()) + ", " + size + "; store-all: peak " + format_bytes(plain.peak_bytes) + ", " +
          format_ns(plain.time_ns) + "\n";
 }
 
@@ -65,8 +65,8 @@ std::string milliseconds(double ms) {
   return text.substr(0, text.find('.') + 3) + " ms";
 }
 
-void print_plan(const Network& network, const Plan& plan, const Baseline& plain) {
-  std::cout << headline(network, plain);
+void print_plan(const Problem& problem, const Plan& plan, const Baseline& plain) {
+  std::cout << headline(problem, plain);
   std::vector<std::vector<std::string>> rows = {
       {"planner", std::string(plan.planner->name)},
       {"status", std::string(name_of(plan.result.status))},
@@ -105,24 +105,24 @@ std::vector<std::string> cells(const Plan& plan, const Baseline& plain) {
 
 ExitStatus run_plan(const Arguments& arguments) {
   const Planner& planner = get_planner(arguments.planner);
-  const Network network = load_network(arguments);
-  const Baseline plain(network.graph);
+  const Problem problem = load_problem(arguments);
+  const Baseline plain(problem.graph);
   PlanRequest request{std::nullopt, limits_of(arguments)};
   if (arguments.budget) request.budget_bytes = parse_budget(*arguments.budget, plain.peak_bytes);
-  const Plan plan = make_plan(planner, network, request, arguments.options);
+  const Plan plan = make_plan(planner, problem, request, arguments.options);
   if (plan.result.schedule && arguments.out)
-    write_file_atomically(*arguments.out, write_json(network.graph, *plan.result.schedule));
+    write_file_atomically(*arguments.out, write_json(problem.graph, *plan.result.schedule));
   if (arguments.json) {
     std::cout << to_json(plan).dump() << "\n";
     return kDone;
   }
-  print_plan(network, plan, plain);
+  print_plan(problem, plan, plain);
   return plan.result.schedule ? kDone : kNoPlan;
 }
 
 ExitStatus run_simulate(const Arguments& arguments) {
-  const Network network = load_network(arguments);
-  const Graph& graph = network.graph;
+  const Problem problem = load_problem(arguments);
+  const Graph& graph = problem.graph;
   const Schedule schedule = read_schedule(read_file(arguments.schedule_file), arguments.schedule_file, graph);
   const Simulation simulation = simulate(graph, schedule);
   if (arguments.trace) write_file_atomically(*arguments.trace, chrome_trace(graph, schedule, simulation));
@@ -162,18 +162,18 @@ ExitStatus run_simulate(const Arguments& arguments) {
 }
 
 ExitStatus run_compare(const Arguments& arguments) {
-  const Network network = load_network(arguments);
-  const Baseline plain(network.graph);
+  const Problem problem = load_problem(arguments);
+  const Baseline plain(problem.graph);
   Json rows = Json::array();
   std::vector<std::string> refusals;
-  std::string text = headline(network, plain);
+  std::string text = headline(problem, plain);
   for (const std::string& budget : arguments.budgets) {
     const PlanRequest request{parse_budget(budget, plain.peak_bytes), limits_of(arguments)};
     std::vector<std::vector<std::string>> lines = {{"planner", "status", "peak", "", "time", "", "planned in"}};
     refusals.clear();
     for (const Planner& planner : planners()) {
       try {
-        const Plan plan = make_plan(planner, network, request, arguments.options);
+        const Plan plan = make_plan(planner, problem, request, arguments.options);
         rows.push_back(to_json(plan));
         lines.push_back(cells(plan, plain));
       } catch (const NotApplicable& refusal) {
@@ -182,27 +182,27 @@ ExitStatus run_compare(const Arguments& arguments) {
     }
     text += "\nbudget " + budget + " = " + format_bytes(*request.budget_bytes) + "\n" + table(lines, 2);
   }
-  if (!refusals.empty()) text += std::string("\nnot for this ") + (network.chain ? "chain" : "graph") + ":\n";
+  if (!refusals.empty()) text += std::string("\nnot for this ") + (problem.chain ? "chain" : "graph") + ":\n";
   for (const std::string& refusal : refusals) text += "  " + refusal + "\n";
-  if (arguments.json) text = Json{{"graph", network.graph.name()}, {"rows", std::move(rows)}}.dump() + "\n";
+  if (arguments.json) text = Json{{"graph", problem.graph.name()}, {"rows", std::move(rows)}}.dump() + "\n";
   std::cout << text;
   return kDone;
 }
 
 ExitStatus run_curve(const Arguments& arguments) {
   const Planner& planner = get_planner(arguments.planner);
-  const Network network = load_network(arguments);
-  const Baseline plain(network.graph);
+  const Problem problem = load_problem(arguments);
+  const Baseline plain(problem.graph);
   const std::vector<CurvePoint> points =
-      plan_curve(planner, network, arguments.points, {std::nullopt, limits_of(arguments)}, arguments.options);
+      plan_curve(planner, problem, arguments.points, {std::nullopt, limits_of(arguments)}, arguments.options);
   if (arguments.json) {
-    Json json{{"graph", network.graph.name()}, {"planner", planner.name}, {"points", Json::array()}};
+    Json json{{"graph", problem.graph.name()}, {"planner", planner.name}, {"points", Json::array()}};
     for (const CurvePoint& point : points)
       json["points"].push_back(Json{{"peak_bytes", point.peak_bytes}, {"time_ns", point.time_ns}});
     std::cout << json.dump() << "\n";
     return kDone;
   }
-  std::cout << headline(network, plain);
+  std::cout << headline(problem, plain);
   std::vector<std::vector<std::string>> rows = {{"peak", "", "time", ""}};
   for (const CurvePoint& point : points)
     rows.push_back({format_bytes(point.peak_bytes), share(point.peak_bytes, plain.peak_bytes), format_ns(point.time_ns),
@@ -254,8 +254,8 @@ std::string largest(std::vector<Named> items, Format format) {
 }  // namespace
 
 ExitStatus run_explain(const Arguments& arguments) {
-  const Network network = load_network(arguments);
-  const Graph& graph = network.graph;
+  const Problem problem = load_problem(arguments);
+  const Graph& graph = problem.graph;
   const Schedule schedule = read_schedule(read_file(arguments.schedule_file), arguments.schedule_file, graph);
   const Simulation simulation = simulate(graph, schedule);
   if (simulation.error) {

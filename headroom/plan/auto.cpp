@@ -6,27 +6,27 @@
 namespace headroom {
 namespace {
 
-bool is_worth_asking(const Planner& planner, const Network& network) {
+bool is_worth_asking(const Planner& planner, const Problem& problem) {
   if (planner.name == "auto") return false;
-  if (planner.name != "exhaustive") return planner.takes_graphs || network.chain;
+  if (planner.name != "exhaustive") return planner.takes_graphs || problem.chain;
   const auto is_resident = [](const Value& value) { return value.resident; };
-  const auto values = std::ssize(network.graph.values()) - std::ranges::count_if(network.graph.values(), is_resident);
+  const auto values = std::ssize(problem.graph.values()) - std::ranges::count_if(problem.graph.values(), is_resident);
   return values <= AutoLimits::kMostExhaustiveValues;
 }
 
 }  // namespace
 
-PlanResult plan_auto(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
+PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions& options) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   PlanResult best;
   best.smallest_budget_bytes = kMost;
   int64_t best_time_ns = kMost;
   int64_t best_peak_bytes = kMost;
   for (const Planner& planner : planners()) {
-    if (!is_worth_asking(planner, network)) continue;
+    if (!is_worth_asking(planner, problem)) continue;
     Plan plan;
     try {
-      plan = make_plan(planner, network, request, options);
+      plan = make_plan(planner, problem, request, options);
     } catch (const NotApplicable&) {
       continue;
     }

@@ -21,49 +21,49 @@
 namespace headroom {
 namespace {
 
-PlanResult store_all_plan(const Network& network, const PlanRequest&, const PlannerOptions&) {
+PlanResult store_all_plan(const Problem& problem, const PlanRequest&, const PlannerOptions&) {
   PlanResult result;
   result.status = PlanStatus::kFeasible;
-  result.schedule = store_all(network.graph);
+  result.schedule = store_all(problem.graph);
   return result;
 }
 
-PlanResult even_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
-  return plan_even(*network.chain, request, EvenOptions{{options.reentrant}, options.segments});
+PlanResult even_plan(const Problem& problem, const PlanRequest& request, const PlannerOptions& options) {
+  return plan_even(*problem.chain, request, EvenOptions{{options.reentrant}, options.segments});
 }
 
-PlanResult sqrt_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
-  return plan_sqrt(*network.chain, request, {options.reentrant});
+PlanResult sqrt_plan(const Problem& problem, const PlanRequest& request, const PlannerOptions& options) {
+  return plan_sqrt(*problem.chain, request, {options.reentrant});
 }
 
-PlanResult binomial_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
-  return plan_binomial(*network.chain, request, {options.segments});
+PlanResult binomial_plan(const Problem& problem, const PlanRequest& request, const PlannerOptions& options) {
+  return plan_binomial(*problem.chain, request, {options.segments});
 }
 
-PlanResult peak_cubic_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
-  return plan_peak_cubic(*network.chain, request, {options.reentrant});
+PlanResult peak_cubic_plan(const Problem& problem, const PlanRequest& request, const PlannerOptions& options) {
+  return plan_peak_cubic(*problem.chain, request, {options.reentrant});
 }
 
-PlanResult peak_linear_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
-  return plan_peak_linear(*network.chain, request, {options.reentrant});
+PlanResult peak_linear_plan(const Problem& problem, const PlanRequest& request, const PlannerOptions& options) {
+  return plan_peak_linear(*problem.chain, request, {options.reentrant});
 }
 
-PlanResult chain_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
-  return plan_chain(*network.chain, request, {options.slots});
+PlanResult chain_plan(const Problem& problem, const PlanRequest& request, const PlannerOptions& options) {
+  return plan_chain(*problem.chain, request, {options.slots});
 }
 
 /// On a chain the division tree is one linear node, whose chain case is peak-cubic's objective.
-PlanResult division_tree_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
-  if (network.chain) return peak_cubic_plan(network, request, options);
-  return plan_division_tree(network.graph, request);
+PlanResult division_tree_plan(const Problem& problem, const PlanRequest& request, const PlannerOptions& options) {
+  if (problem.chain) return peak_cubic_plan(problem, request, options);
+  return plan_division_tree(problem.graph, request);
 }
 
-PlanResult lower_sets_plan(const Network& network, const PlanRequest& request, const PlannerOptions& options) {
-  return plan_lower_sets(network.graph, request, {options.exact});
+PlanResult lower_sets_plan(const Problem& problem, const PlanRequest& request, const PlannerOptions& options) {
+  return plan_lower_sets(problem.graph, request, {options.exact});
 }
 
-PlanResult exhaustive_plan(const Network& network, const PlanRequest& request, const PlannerOptions&) {
-  return plan_exhaustive(network.graph, request);
+PlanResult exhaustive_plan(const Problem& problem, const PlanRequest& request, const PlannerOptions&) {
+  return plan_exhaustive(problem.graph, request);
 }
 
 constexpr bool kChains = false;
@@ -94,13 +94,13 @@ PlanStatus status_of(const Plan& plan) {
 
 }  // namespace
 
-Network make_network(const Graph& graph) {
+Problem make_problem(const Graph& graph) {
   std::optional<ChainMatch> match = find_chain(graph);
-  if (match) return Network{std::move(match->graph), std::move(match->chain)};
-  return Network{graph, std::nullopt};
+  if (match) return Problem{std::move(match->graph), std::move(match->chain)};
+  return Problem{graph, std::nullopt};
 }
 
-Network make_network(const Chain& chain) { return Network{to_graph(chain), chain}; }
+Problem make_problem(const Chain& chain) { return Problem{to_graph(chain), chain}; }
 
 std::span<const Planner> planners() { return kPlanners; }
 
@@ -113,23 +113,23 @@ const Planner& get_planner(std::string_view name) {
   throw InvalidInput("there is no planner " + quote(name) + "; there are " + known);
 }
 
-Plan make_plan(const Planner& planner, const Network& network, const PlanRequest& request,
+Plan make_plan(const Planner& planner, const Problem& problem, const PlanRequest& request,
                const PlannerOptions& options) {
   const std::string name(planner.name);
-  if (!planner.takes_graphs && !network.chain)
-    throw NotApplicable(name + ": takes chains, and graph " + quote(network.graph.name()) + " is not one");
+  if (!planner.takes_graphs && !problem.chain)
+    throw NotApplicable(name + ": takes chains, and graph " + quote(problem.graph.name()) + " is not one");
   if (planner.needs_budget && !request.budget_bytes) throw InvalidInput(name + ": needs a budget");
   Plan plan;
   plan.planner = &planner;
-  plan.on_chain = network.chain.has_value();
+  plan.on_chain = problem.chain.has_value();
   plan.budget_bytes = request.budget_bytes;
   const auto start = std::chrono::steady_clock::now();
-  plan.result = planner.plan(network, request, options);
+  plan.result = planner.plan(problem, request, options);
   plan.solve_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-  plan.base_time_ns = simulate(network.graph, store_all(network.graph)).time_ns;
-  plan.result.lower_bound_ns = std::max(plan.result.lower_bound_ns, time_lower_bound_ns(network.graph));
+  plan.base_time_ns = simulate(problem.graph, store_all(problem.graph)).time_ns;
+  plan.result.lower_bound_ns = std::max(plan.result.lower_bound_ns, time_lower_bound_ns(problem.graph));
   if (!plan.result.schedule) return plan;
-  const Simulation simulation = simulate(network.graph, *plan.result.schedule);
+  const Simulation simulation = simulate(problem.graph, *plan.result.schedule);
   if (simulation.error)
     throw InternalError(name + ": made an invalid schedule, step " + std::to_string(simulation.error->step) + ": " +
                         simulation.error->message);
@@ -146,12 +146,12 @@ Plan make_plan(const Planner& planner, const Network& network, const PlanRequest
   return plan;
 }
 
-std::vector<CurvePoint> plan_curve(const Planner& planner, const Network& network, int points,
+std::vector<CurvePoint> plan_curve(const Planner& planner, const Problem& problem, int points,
                                    const PlanRequest& request, const PlannerOptions& options) {
-  const int64_t most_bytes = simulate(network.graph, store_all(network.graph)).peak_bytes;
+  const int64_t most_bytes = simulate(problem.graph, store_all(problem.graph)).peak_bytes;
   std::vector<CurvePoint> found;
   const auto add_plan = [&](std::optional<int64_t> budget_bytes) {
-    const Plan plan = make_plan(planner, network, {budget_bytes, request.limits}, options);
+    const Plan plan = make_plan(planner, problem, {budget_bytes, request.limits}, options);
     if (plan.result.schedule) found.push_back({*plan.peak_bytes, *plan.time_ns});
     return plan.result.smallest_budget_bytes;
   };

@@ -13,12 +13,12 @@ namespace headroom {
 
 /// What planners work on: a training step, and the chain that it is, if it is one. Where there is a chain, the graph
 /// has the ids of ChainIds.
-struct Network {
+struct Problem {
   Graph graph;
   std::optional<Chain> chain;
 };
-Network make_network(const Graph& graph);
-Network make_network(const Chain& chain);
+Problem make_problem(const Graph& graph);
+Problem make_problem(const Chain& chain);
 
 /// What the command line can ask of a planner; each one heeds what concerns it.
 struct PlannerOptions {
@@ -37,7 +37,7 @@ struct Planner {
   bool needs_budget;
   bool chooses_checkpoints;  ///< a subset of a chain's stage outputs
   std::string_view source;
-  PlanResult (*plan)(const Network&, const PlanRequest&, const PlannerOptions&);
+  PlanResult (*plan)(const Problem&, const PlanRequest&, const PlannerOptions&);
 };
 
 /// Every planner, `auto` last.
@@ -49,7 +49,7 @@ const Planner& get_planner(std::string_view name);
 /// A planner's result as the simulator sees it.
 struct Plan {
   const Planner* planner = nullptr;
-  bool on_chain = false;  ///< the network is a chain
+  bool on_chain = false;  ///< the problem is a chain
   std::optional<int64_t> budget_bytes;
   PlanResult result;                  ///< status, bound and smallest budget completed, see make_plan()
   std::optional<int64_t> peak_bytes;  ///< simulated; none without a schedule
@@ -61,9 +61,9 @@ struct Plan {
 /// Runs a planner and the simulator. A schedule above the budget is taken away: planners that heed no budget are then
 /// kInfeasible. lower_bound_ns is at least time_lower_bound_ns(); a planner of least time that meets it is kOptimal;
 /// smallest_budget_bytes is the plan's own peak where the planner does not say. Throws NotApplicable where the planner
-/// does not take this network, InvalidInput where it needs a budget and there is none, InternalError for an invalid
+/// does not take this problem, InvalidInput where it needs a budget and there is none, InternalError for an invalid
 /// schedule.
-Plan make_plan(const Planner& planner, const Network& network, const PlanRequest& request,
+Plan make_plan(const Planner& planner, const Problem& problem, const PlanRequest& request,
                const PlannerOptions& options = {});
 
 struct CurvePoint {
@@ -75,7 +75,7 @@ struct CurvePoint {
 /// The front of peak against time of one planner, smallest peak first: plans at `points` budgets evenly spaced from the
 /// planner's smallest to the peak of store-all, those left out that another one beats in both. A planner of least peak
 /// has one plan.
-std::vector<CurvePoint> plan_curve(const Planner& planner, const Network& network, int points,
+std::vector<CurvePoint> plan_curve(const Planner& planner, const Problem& problem, int points,
                                    const PlanRequest& request, const PlannerOptions& options = {});
 
 }  // namespace headroom

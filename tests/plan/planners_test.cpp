@@ -43,8 +43,8 @@ TEST(Planners, TableHasEveryNameOnce) {
 }
 
 TEST(MakePlan, StoreAllDefinesTheBase) {
-  const Network network = make_network(five_equal());
-  const Plan plan = make_plan(get_planner("store-all"), network, {});
+  const Problem problem = make_problem(five_equal());
+  const Plan plan = make_plan(get_planner("store-all"), problem, {});
   EXPECT_EQ(plan.peak_bytes, 13);
   EXPECT_EQ(plan.time_ns, 15);
   EXPECT_EQ(plan.base_time_ns, 15);
@@ -54,24 +54,24 @@ TEST(MakePlan, StoreAllDefinesTheBase) {
 }
 
 TEST(MakePlan, TakesAwayWhatIsAboveTheBudget) {
-  const Network network = make_network(five_equal());
+  const Problem problem = make_problem(five_equal());
   for (const char* name : {"store-all", "even", "sqrt", "peak-cubic", "peak-linear", "division-tree"}) {
-    const Plan plan = make_plan(get_planner(name), network, {5, {}});
+    const Plan plan = make_plan(get_planner(name), problem, {5, {}});
     EXPECT_EQ(plan.result.status, PlanStatus::kInfeasible) << name;
     EXPECT_FALSE(plan.result.schedule || plan.peak_bytes || plan.time_ns) << name;
     EXPECT_TRUE(plan.result.checkpoints.empty()) << name;
     EXPECT_GT(plan.result.smallest_budget_bytes, 5) << name;
-    const Plan again = make_plan(get_planner(name), network, {plan.result.smallest_budget_bytes, {}});
+    const Plan again = make_plan(get_planner(name), problem, {plan.result.smallest_budget_bytes, {}});
     EXPECT_EQ(again.peak_bytes, plan.result.smallest_budget_bytes) << name;
   }
 }
 
 TEST(MakePlan, RefusesClearly) {
-  const Network network = make_network(five_equal());
-  EXPECT_THROW(make_plan(get_planner("chain"), network, {}), InvalidInput);
-  EXPECT_THROW(make_plan(get_planner("auto"), network, {}), InvalidInput);
+  const Problem problem = make_problem(five_equal());
+  EXPECT_THROW(make_plan(get_planner("chain"), problem, {}), InvalidInput);
+  EXPECT_THROW(make_plan(get_planner("auto"), problem, {}), InvalidInput);
   Random random(1);
-  const Network graph = make_network(Graph(testing::random_graph(random, {.forward_ops = 3})));
+  const Problem graph = make_problem(Graph(testing::random_graph(random, {.forward_ops = 3})));
   try {
     make_plan(get_planner("peak-linear"), graph, {});
     FAIL();
@@ -84,20 +84,20 @@ TEST(MakePlan, AGraphThatIsAChainIsTakenAsOne) {
   const Chain chain = five_equal();
   GraphSpec spec = to_graph(chain).spec();
   for (Value& value : spec.values) value.name = "v_" + value.name;
-  const Network network = make_network(Graph(spec));
-  ASSERT_TRUE(network.chain);
+  const Problem problem = make_problem(Graph(spec));
+  ASSERT_TRUE(problem.chain);
   for (const Planner& planner : planners()) {
-    const Plan one = make_plan(planner, network, {9, {}});
-    const Plan other = make_plan(planner, make_network(chain), {9, {}});
+    const Plan one = make_plan(planner, problem, {9, {}});
+    const Plan other = make_plan(planner, make_problem(chain), {9, {}});
     EXPECT_EQ(one.result.schedule, other.result.schedule) << planner.name;
     EXPECT_EQ(one.result.checkpoints, other.result.checkpoints) << planner.name;
   }
 }
 
-/// Every planner that takes the network, at budgets from nothing to plain training.
-void expect_sound_plans(const Network& network, const std::string& where) {
-  const int64_t peak_bytes = simulate(network.graph, store_all(network.graph)).peak_bytes;
-  const int64_t bound_ns = time_lower_bound_ns(network.graph);
+/// Every planner that takes the problem, at budgets from nothing to plain training.
+void expect_sound_plans(const Problem& problem, const std::string& where) {
+  const int64_t peak_bytes = simulate(problem.graph, store_all(problem.graph)).peak_bytes;
+  const int64_t bound_ns = time_lower_bound_ns(problem.graph);
   for (const int64_t budget_bytes : {peak_bytes, peak_bytes * 3 / 4, peak_bytes / 2, int64_t{0}}) {
     std::optional<int64_t> best_ns;
     std::optional<int64_t> exhaustive_ns;
@@ -105,7 +105,7 @@ void expect_sound_plans(const Network& network, const std::string& where) {
     for (const Planner& planner : planners()) {
       Plan plan;
       try {
-        plan = make_plan(planner, network, {budget_bytes, {}});
+        plan = make_plan(planner, problem, {budget_bytes, {}});
       } catch (const NotApplicable&) {
         continue;
       }
@@ -135,7 +135,7 @@ TEST(MakePlan, EveryPlannerIsSoundOnRandomChains) {
   for (uint64_t seed = 1; seed <= 150 && !HasFatalFailure(); ++seed) {
     Random random(seed);
     const Chain chain = testing::random_chain(random, static_cast<int>(random.number(1, 4)));
-    expect_sound_plans(make_network(chain), "seed " + std::to_string(seed) + "\n" + to_text(chain));
+    expect_sound_plans(make_problem(chain), "seed " + std::to_string(seed) + "\n" + to_text(chain));
   }
 }
 
@@ -143,21 +143,21 @@ TEST(MakePlan, EveryPlannerIsSoundOnRandomGraphs) {
   for (uint64_t seed = 1; seed <= 300 && !HasFatalFailure(); ++seed) {
     Random random(seed);
     const Graph graph(testing::random_graph(random, {.forward_ops = static_cast<int>(random.number(1, 5))}));
-    expect_sound_plans(make_network(graph), "seed " + std::to_string(seed) + "\n" + to_text(graph));
+    expect_sound_plans(make_problem(graph), "seed " + std::to_string(seed) + "\n" + to_text(graph));
   }
 }
 
 TEST(MakePlan, ThreadsDoNotChangeTheResult) {
-  const Network network = make_network(testing::vgg_bytes(16, 8));
-  const int64_t budget_bytes = *make_plan(get_planner("peak-linear"), network, {}).peak_bytes * 21 / 20;
+  const Problem problem = make_problem(testing::vgg_bytes(16, 8));
+  const int64_t budget_bytes = *make_plan(get_planner("peak-linear"), problem, {}).peak_bytes * 21 / 20;
   for (const Planner& planner : planners()) {
     PlanRequest request{budget_bytes, {}};
     std::set<std::string> schedules;
     try {
       for (const int threads : {1, 2, 3}) {
         request.limits.threads = threads;
-        const Plan plan = make_plan(planner, network, request);
-        schedules.insert(plan.result.schedule ? to_text(network.graph, *plan.result.schedule) : "");
+        const Plan plan = make_plan(planner, problem, request);
+        schedules.insert(plan.result.schedule ? to_text(problem.graph, *plan.result.schedule) : "");
       }
       EXPECT_EQ(schedules.size(), 1U) << planner.name;
     } catch (const NotApplicable&) {
@@ -167,23 +167,23 @@ TEST(MakePlan, ThreadsDoNotChangeTheResult) {
 }
 
 TEST(Curve, IsAFront) {
-  const Network network = make_network(five_equal());
+  const Problem problem = make_problem(five_equal());
   // The times of the chain planner from 6 to 12 bytes, and store-all.
-  const std::vector<CurvePoint> curve = plan_curve(get_planner("chain"), network, 8, {});
+  const std::vector<CurvePoint> curve = plan_curve(get_planner("chain"), problem, 8, {});
   EXPECT_THAT(curve, ElementsAre(CurvePoint{6, 25}, CurvePoint{7, 20}, CurvePoint{8, 19}, CurvePoint{9, 18},
                                  CurvePoint{10, 17}, CurvePoint{12, 16}, CurvePoint{13, 15}));
-  EXPECT_EQ(plan_curve(get_planner("peak-linear"), network, 8, {}).size(), 1U);
+  EXPECT_EQ(plan_curve(get_planner("peak-linear"), problem, 8, {}).size(), 1U);
 }
 
 TEST(MakePlan, SizesNearTheLimitGetAVerdict) {
   constexpr int64_t kHuge = int64_t{1} << 60;
   Chain chain{"huge", 0, 1, 1, {}};
   for (int i = 1; i <= 2; ++i) chain.stages.push_back(Stage{"s", kHuge / 4, kHuge / 4, kHuge / 4, kHuge / 4, 0, 0, 0});
-  const Network network = make_network(chain);
-  const int64_t peak_bytes = simulate(network.graph, store_all(network.graph)).peak_bytes;
+  const Problem problem = make_problem(chain);
+  const int64_t peak_bytes = simulate(problem.graph, store_all(problem.graph)).peak_bytes;
   for (const Planner& planner : planners()) {
     try {
-      const Plan plan = make_plan(planner, network, {peak_bytes, {}});
+      const Plan plan = make_plan(planner, problem, {peak_bytes, {}});
       EXPECT_TRUE(plan.peak_bytes && *plan.peak_bytes <= peak_bytes) << planner.name;
     } catch (const InvalidInput& verdict) {
       EXPECT_THAT(verdict.what(), HasSubstr(std::string(planner.name))) << "names who says so";
