@@ -1,6 +1,7 @@
 #include "headroom/cli/commands.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 
 #include "headroom/cli/print.h"
@@ -47,7 +48,7 @@ std::string headline(const Problem& problem, const Baseline& plain) {
 
 std::string share(int64_t part, int64_t whole) {
   if (whole == 0) return "";
-  const auto percent = static_cast<int64_t>(100.0 * static_cast<double>(part) / static_cast<double>(whole) + 0.5);
+  const long long percent = std::llround(100.0 * static_cast<double>(part) / static_cast<double>(whole));
   return std::to_string(percent) + " %";
 }
 
@@ -239,9 +240,9 @@ struct Named {
   std::string name;
 };
 
-/// "'a' (1.00 GiB), 'b' (3 B) and 5 more", largest first.
+/// "'a' (1.00 GiB), 'b' (3 B) and 5 more", largest first. Sorts the items.
 template <typename Format>
-std::string largest(std::vector<Named> items, Format format) {
+std::string largest(std::vector<Named>& items, Format format) {
   constexpr size_t kShown = 6;
   std::ranges::stable_sort(items, std::greater<>(), &Named::amount);
   std::string text;
@@ -296,7 +297,7 @@ ExitStatus run_explain(const Arguments& arguments) {
       kept_bytes += value.bytes;
     }
     std::cout << "When backward begins it has kept " << kept.size() << " values of forward, "
-              << format_bytes(kept_bytes) << " in all: " << largest(std::move(kept), format_bytes) << ".\n";
+              << format_bytes(kept_bytes) << " in all: " << largest(kept, format_bytes) << ".\n";
   }
   std::vector<Named> recomputed;
   int64_t recomputed_ns = 0;
@@ -309,8 +310,8 @@ ExitStatus run_explain(const Arguments& arguments) {
     std::cout << "Nothing is computed twice.\n";
   } else {
     std::cout << reruns << " runs compute again what was there before, for " << format_ns(recomputed_ns) << ", "
-              << share(recomputed_ns, simulation.time_ns)
-              << " of the time: " << largest(std::move(recomputed), format_ns) << ".\n";
+              << share(recomputed_ns, simulation.time_ns) << " of the time: " << largest(recomputed, format_ns)
+              << ".\n";
   }
   if (!simulation.peak_step) return kDone;
   std::vector<Named> alive;
@@ -318,7 +319,7 @@ ExitStatus run_explain(const Arguments& arguments) {
     alive.push_back({graph.value(id).bytes, graph.value(id).name});
   std::cout << "The peak is at step " << *simulation.peak_step << ", "
             << describe(graph, schedule.steps[*simulation.peak_step]) << ", with " << alive.size()
-            << " values in memory: " << largest(std::move(alive), format_bytes) << ".\n";
+            << " values in memory: " << largest(alive, format_bytes) << ".\n";
   return kDone;
 }
 

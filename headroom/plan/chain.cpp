@@ -189,7 +189,7 @@ PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const Chai
   }
   if (length > kMostStages)
     throw NotApplicable("chain: takes at most " + std::to_string(kMostStages) + " stages, found " +
-                       std::to_string(length) + ", unless the budget is enough to record all of them: join stages");
+                        std::to_string(length) + ", unless the budget is enough to record all of them: join stages");
   const ChainNeeds needs_bytes = moments.needs(1);
   const SegmentArray<int64_t> least_bytes = least_memory(needs_bytes);
   const int64_t smallest_bytes = std::max<int64_t>(least_bytes(1, length) - moments.shift_bytes(), 0);

@@ -244,8 +244,8 @@ void ChainTable<Number>::lay_out(const ChainNeeds& needs, const SegmentArray<int
   const auto check = [&] {
     if (static_cast<size_t>(blocks_) > most_numbers / at(length_) || left_count + right_count > most_numbers)
       throw NotApplicable("chain: a table of " + std::to_string(length_) + " stages and " + std::to_string(capacity_) +
-                         " slots takes more than " + std::to_string(most_bytes >> 20) +
-                         " MiB: ask for fewer slots, or join stages");
+                          " slots takes more than " + std::to_string(most_bytes >> 20) +
+                          " MiB: ask for fewer slots, or join stages");
   };
   check();
   lefts_.resize(static_cast<size_t>(groups_ * blocks_));
