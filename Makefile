@@ -7,6 +7,7 @@ SHELL := bash
 JOBS ?= $(shell nproc)
 # clang 14's sanitizers do not start on kernels that randomise addresses widely.
 SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+TORCH_PREFIX := .venv/bin/python -W ignore -c 'import torch; print(torch.utils.cmake_prefix_path)'
 CPP_FILES := find headroom tests benchmarks -name '*.h' -o -name '*.cpp'
 
 .PHONY: help build test demo bench lint format clean torch test-dev test-asan test-tsan
@@ -32,8 +33,8 @@ bench:  ## compile and run the benchmarks
 	for bench in build/benchmarks/*_bench; do $$bench; done
 
 test-dev:  ## the tests, built by g++
-	tools/setup.sh test
-	cmake --preset dev
+	tools/setup.sh test torch
+	cmake --preset dev -DCMAKE_PREFIX_PATH="$$($(TORCH_PREFIX))"
 	cmake --build --preset dev --parallel $(JOBS)
 	ctest --preset dev --parallel $(JOBS)
 

@@ -1,0 +1,307 @@
+#include "headroom/runtime/meter.h"
+
+#include <ATen/Context.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/flat_hash_map.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "headroom/core/error.h"
+
+namespace headroom {
+
+/// Counts one device's bytes and keeps one peak, which it shares out among the meters living on the device. Starting
+/// the peak anew for one meter first folds it into the peaks of all, so that no meter loses any.
+class DeviceCounter {
+ public:
+  struct Reading {
+    int64_t current_bytes;
+    int64_t peak_bytes;  ///< at least current_bytes
+  };
+
+  virtual ~DeviceCounter() = default;
+
+  virtual Reading read() const = 0;
+
+  void add(Meter::Peaks& peaks) {
+    const std::lock_guard lock(mutex_);
+    const int64_t current_bytes = fold();
+    peaks = {current_bytes, current_bytes};
+    meters_.push_back(&peaks);
+  }
+
+  void remove(const Meter::Peaks& peaks) {
+    const std::lock_guard lock(mutex_);
+    std::erase(meters_, &peaks);
+  }
+
+  int64_t peak_bytes(const Meter::Peaks& peaks) const {
+    const std::lock_guard lock(mutex_);
+    return std::max(peaks.since_reset_bytes, read().peak_bytes);
+  }
+
+  void reset_peak(Meter::Peaks& peaks) {
+    const std::lock_guard lock(mutex_);
+    peaks.since_reset_bytes = fold();
+  }
+
+  /// The current bytes and the peak since the last call for these peaks.
+  Reading mark(Meter::Peaks& peaks) {
+    const std::lock_guard lock(mutex_);
+    const int64_t current_bytes = fold();
+    return {current_bytes, std::exchange(peaks.since_mark_bytes, current_bytes)};
+  }
+
+ private:
+  /// Starts the device's peak at the current bytes; returns what both were before.
+  virtual Reading restart_peak() = 0;
+
+  /// Returns the current bytes.
+  int64_t fold() {
+    const Reading reading = restart_peak();
+    for (Meter::Peaks* peaks : meters_) {
+      peaks->since_reset_bytes = std::max(peaks->since_reset_bytes, reading.peak_bytes);
+      peaks->since_mark_bytes = std::max(peaks->since_mark_bytes, reading.peak_bytes);
+    }
+    return reading.current_bytes;
+  }
+
+  mutable std::mutex mutex_;
+  std::vector<Meter::Peaks*> meters_;
+};
+
+namespace {
+
+/// The counted pointers and their sizes. Sharded, so that threads that allocate at once seldom wait for each other.
+class SizeTable {
+ public:
+  void insert(void* pointer, int64_t bytes) {
+    Shard& shard = shard_of(pointer);
+    const std::lock_guard lock(shard.mutex);
+    shard.sizes.emplace(pointer, bytes);
+  }
+
+  std::optional<int64_t> take(void* pointer) {
+    Shard& shard = shard_of(pointer);
+    const std::lock_guard lock(shard.mutex);
+    const auto found = shard.sizes.find(pointer);
+    if (found == shard.sizes.end()) return std::nullopt;
+    const int64_t bytes = found->second;
+    shard.sizes.erase(found);
+    return bytes;
+  }
+
+  void lock_all() {
+    for (Shard& shard : shards_) shard.mutex.lock();
+  }
+
+  void unlock_all() {
+    for (Shard& shard : shards_) shard.mutex.unlock();
+  }
+
+ private:
+  struct alignas(64) Shard {
+    std::mutex mutex;
+    ska::flat_hash_map<void*, int64_t> sizes;
+  };
+
+  static constexpr int kShardBits = 5;
+
+  /// The top bits of a multiplicative hash: the low bits of aligned pointers are all the same.
+  Shard& shard_of(void* pointer) {
+    const uint64_t hash = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(pointer)) * 0x9E3779B97F4A7C15U;
+    return shards_[hash >> (64 - kShardBits)];
+  }
+
+  std::array<Shard, size_t{1} << kShardBits> shards_;
+};
+
+/// Counts what passes through it to the CPU allocator that was in place before. Never destroyed: tensors may outlive
+/// main.
+class CountingAllocator final : public c10::Allocator, public DeviceCounter {
+ public:
+  /// Throws InvalidInput if it is not, or no longer, the process's CPU allocator.
+  static CountingAllocator& get() {
+    static CountingAllocator* const instance = install();
+    if (c10::GetCPUAllocator() != instance) {
+      throw InvalidInput("meter: the CPU allocator was replaced after the first meter was made, so nothing is counted");
+    }
+    return *instance;
+  }
+
+  c10::DataPtr allocate(size_t bytes) override {
+    c10::DataPtr data = upstream_->allocate(bytes);
+    void* const pointer = data.get();
+    if (pointer != nullptr) {
+      const auto counted_bytes = static_cast<int64_t>(bytes);
+      sizes_.insert(pointer, counted_bytes);
+      raise_peak(current_bytes_.fetch_add(counted_bytes) + counted_bytes);
+    }
+    // The pointer is the context too, as the raw deleter of the allocator below promises.
+    static_cast<void>(data.release_context());
+    return {pointer, pointer, &deallocate, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &deallocate; }
+
+  void copy_data(void* destination, const void* source, size_t bytes) const override {
+    upstream_->copy_data(destination, source, bytes);
+  }
+
+  Reading read() const override {
+    const int64_t current_bytes = current_bytes_.load();
+    return {current_bytes, std::max(peak_bytes_.load(), current_bytes)};
+  }
+
+ private:
+  CountingAllocator(c10::Allocator* upstream, c10::DeleterFnPtr upstream_deleter)
+      : upstream_(upstream), upstream_deleter_(upstream_deleter) {}
+
+  static CountingAllocator* install() {
+    c10::Allocator* const upstream = c10::GetCPUAllocator();
+    const c10::DeleterFnPtr upstream_deleter = upstream->raw_deleter();
+    if (upstream_deleter == nullptr) {
+      throw InvalidInput("meter: the CPU allocator in place has no raw deleter, so it cannot be counted");
+    }
+    installed_ = new CountingAllocator(upstream, upstream_deleter);
+    // A fork while another thread holds a shard would leave that shard locked for ever in the child.
+    pthread_atfork([] { installed_->sizes_.lock_all(); }, [] { installed_->sizes_.unlock_all(); },
+                   [] { installed_->sizes_.unlock_all(); });
+    c10::SetCPUAllocator(installed_, std::numeric_limits<uint8_t>::max());
+    return installed_;
+  }
+
+  static void deallocate(void* pointer) { installed_->free(pointer); }
+
+  /// Forgets the pointer before freeing it: the next moment another thread may be given the same address. A pointer
+  /// from before this allocator is not in the table.
+  void free(void* pointer) {
+    if (pointer != nullptr) {
+      if (const std::optional<int64_t> bytes = sizes_.take(pointer)) current_bytes_.fetch_sub(*bytes);
+    }
+    upstream_deleter_(pointer);
+  }
+
+  void raise_peak(int64_t bytes) {
+    int64_t peak_bytes = peak_bytes_.load();
+    while (peak_bytes < bytes && !peak_bytes_.compare_exchange_weak(peak_bytes, bytes)) {
+    }
+  }
+
+  /// Whatever other threads allocate meanwhile is in the peak returned, in the new one, or in both.
+  Reading restart_peak() override {
+    const int64_t taken_bytes = peak_bytes_.exchange(current_bytes_.load());
+    const int64_t current_bytes = current_bytes_.load();
+    raise_peak(current_bytes);
+    return {current_bytes, std::max(taken_bytes, current_bytes)};
+  }
+
+  static inline CountingAllocator* installed_ = nullptr;
+
+  c10::Allocator* const upstream_;
+  const c10::DeleterFnPtr upstream_deleter_;
+  SizeTable sizes_;
+  alignas(64) std::atomic<int64_t> current_bytes_ = 0;
+  std::atomic<int64_t> peak_bytes_ = 0;
+};
+
+/// The statistics of a device's caching allocator.
+class CachingCounter final : public DeviceCounter {
+ public:
+  explicit CachingCounter(c10::Device device)
+      : allocator_(c10::getDeviceAllocator(device.type())), index_(device.index()) {
+    if (!allocator_->initialized()) at::globalContext().lazyInitDevice(device.type());
+  }
+
+  Reading read() const override {
+    const auto stats = allocator_->getDeviceStats(index_);
+    const auto& bytes = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+    return {bytes.current, bytes.peak};
+  }
+
+ private:
+  Reading restart_peak() override {
+    const Reading reading = read();
+    allocator_->resetPeakStats(index_);
+    return reading;
+  }
+
+  c10::DeviceAllocator* allocator_;
+  c10::DeviceIndex index_;
+};
+
+void check_kind(c10::Device device) {
+  if (!device.is_cpu() && !device.is_cuda()) {
+    throw InvalidInput("meter: expected a cpu or cuda device, found " + device.str());
+  }
+}
+
+/// With its index, where it has one.
+c10::Device resolve(c10::Device device) {
+  check_kind(device);
+  if (device.is_cpu()) return c10::Device(c10::DeviceType::CPU);
+  const int count = c10::impl::hasDeviceGuardImpl(device.type())
+                        ? static_cast<int>(c10::impl::VirtualGuardImpl(device.type()).deviceCount())
+                        : 0;
+  if (count == 0 || device.index() >= count) {
+    throw InvalidInput("meter: expected one of this process's " + std::to_string(count) + " cuda devices, found " +
+                       device.str());
+  }
+  return device.has_index() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+/// Never destroyed, as allocators are not.
+DeviceCounter& counter_of(c10::Device device) {
+  if (device.is_cpu()) return CountingAllocator::get();
+  static auto* const mutex = new std::mutex;
+  static auto* const counters = new std::map<c10::DeviceIndex, std::unique_ptr<CachingCounter>>;
+  const std::lock_guard lock(*mutex);
+  std::unique_ptr<CachingCounter>& counter = (*counters)[device.index()];
+  if (counter == nullptr) counter = std::make_unique<CachingCounter>(device);
+  return *counter;
+}
+
+}  // namespace
+
+Meter::Meter(c10::Device device)
+    : device_(resolve(device)), counter_(&counter_of(device_)), start_(std::chrono::steady_clock::now()) {
+  counter_->add(peaks_);
+}
+
+Meter::~Meter() { counter_->remove(peaks_); }
+
+int64_t Meter::current_bytes() const { return counter_->read().current_bytes; }
+
+int64_t Meter::peak_bytes() const { return counter_->peak_bytes(peaks_); }
+
+void Meter::reset_peak() { counter_->reset_peak(peaks_); }
+
+void Meter::mark(std::string name) {
+  const DeviceCounter::Reading reading = counter_->mark(peaks_);
+  const std::chrono::nanoseconds time = std::chrono::steady_clock::now() - start_;
+  timeline_.push_back({std::move(name), reading.current_bytes, reading.peak_bytes, time.count()});
+}
+
+int64_t allocated_bytes(int64_t requested_bytes, c10::Device device) {
+  constexpr int64_t kCudaBlockBytes = 512;
+  check_kind(device);
+  if (requested_bytes < 0 || requested_bytes > std::numeric_limits<int64_t>::max() - kCudaBlockBytes) {
+    throw InvalidInput("allocated_bytes: expected a number of bytes, found " + std::to_string(requested_bytes));
+  }
+  if (device.is_cpu()) return requested_bytes;
+  return (requested_bytes + kCudaBlockBytes - 1) / kCudaBlockBytes * kCudaBlockBytes;
+}
+
+}  // namespace headroom

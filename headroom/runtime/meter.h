@@ -1,0 +1,84 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace headroom {
+
+class DeviceCounter;
+
+/// One point of a meter's timeline.
+struct MemoryMark {
+  std::string name;
+  int64_t current_bytes = 0;
+  int64_t peak_bytes = 0;  ///< since the mark before, the first one since the meter's construction
+  int64_t time_ns = 0;     ///< since the meter's construction, by the host's clock
+};
+
+/// Measures the bytes of tensors on one device from its construction on, on every thread. Several meters may live at
+/// once, each with a peak and a timeline of its own; one meter is used by one thread at a time. Each call takes
+/// constant time per living meter, and an allocation costs the same whatever their number.
+///
+/// CPU: the first meter puts a counting allocator over PyTorch's, which stays for the rest of the process. From then on
+/// every storage PyTorch allocates is counted with the bytes it asked for. Not counted: storages made before (resized
+/// ones included, since a storage keeps its allocator), memory that PyTorch does not allocate (from_blob, shared and
+/// pinned memory) and buffers inside MKL and oneDNN. To count everything, make a meter before the first tensor,
+/// and before other threads allocate: PyTorch's switch of allocators is not made for threads.
+///
+/// CUDA: the allocated bytes of the caching allocator, cuBLAS's and cuDNN's workspaces included where they come from
+/// it. That allocator keeps one peak per device; meters start it anew at their construction, resets and marks, each
+/// living meter taking it into account first. torch.cuda.max_memory_allocated() is therefore since the last of these,
+/// and somebody else's reset of it hides from the meters what came before.
+///
+/// An allocation of another thread while a peak starts anew may count before or after that moment. On CUDA the old peak
+/// is read and then started anew, and an allocation freed again between the two is missed.
+class Meter {
+ public:
+  /// InvalidInput if `device` is neither the CPU nor a CUDA device that this process has, or if somebody else has put
+  /// another CPU allocator over the counting one. A CUDA device without an index is the current one.
+  explicit Meter(c10::Device device);
+  ~Meter();
+  Meter(const Meter&) = delete;
+  Meter& operator=(const Meter&) = delete;
+
+  c10::Device device() const { return device_; }
+
+  /// All that is allocated and counted now, also what was there before this meter.
+  int64_t current_bytes() const;
+
+  /// The most that current_bytes() has been since the construction or the last reset_peak().
+  int64_t peak_bytes() const;
+
+  /// Leaves the timeline and the peak of its next mark alone.
+  void reset_peak();
+
+  /// Adds a point to the timeline. Leaves peak_bytes() alone.
+  void mark(std::string name);
+
+  const std::vector<MemoryMark>& timeline() const { return timeline_; }
+
+  /// A meter's own peaks, without what the device has reached since its one peak last started anew.
+  struct Peaks {
+    int64_t since_reset_bytes = 0;
+    int64_t since_mark_bytes = 0;
+  };
+
+ private:
+  c10::Device device_;
+  DeviceCounter* counter_;
+  std::chrono::steady_clock::time_point start_;
+  Peaks peaks_;
+  std::vector<MemoryMark> timeline_;
+};
+
+/// What a storage of `requested_bytes` counts on `device`: on the CPU the request itself, on CUDA the next multiple of
+/// 512. The caching allocator may hand out a cached block of more than 1 MiB that is up to 1 MiB larger than this, and
+/// its setting roundup_power2_divisions makes it round up further. InvalidInput on other devices and on a negative
+/// request.
+int64_t allocated_bytes(int64_t requested_bytes, c10::Device device);
+
+}  // namespace headroom

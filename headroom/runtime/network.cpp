@@ -1,0 +1,105 @@
+#include "headroom/runtime/network.h"
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+
+#include "headroom/core/quote.h"
+
+namespace headroom {
+namespace {
+
+bool contains(const Tensors& tensors, const torch::Tensor& tensor) {
+  return std::ranges::any_of(tensors, [&](const torch::Tensor& other) { return other.is_same(tensor); });
+}
+
+size_t index(Wire wire) { return static_cast<size_t>(wire); }
+
+}  // namespace
+
+Wire Network::add_input(std::string name) {
+  if (!nodes_.empty()) throw InvalidInput("network " + quote(name_) + ": inputs come before nodes");
+  input_names_.push_back(std::move(name));
+  return static_cast<Wire>(input_names_.size() - 1);
+}
+
+Wire Network::add(std::string name, std::function<torch::Tensor(const Tensors&)> forward, std::vector<Wire> inputs,
+                  Tensors parameters) {
+  return add_node(NetworkNode{std::move(name), std::move(inputs), std::move(forward), std::move(parameters), {}, {}});
+}
+
+void Network::adopt(NetworkNode& node, std::shared_ptr<torch::nn::Module> module) {
+  for (const torch::Tensor& parameter : module->parameters())
+    if (parameter.requires_grad()) node.parameters.push_back(parameter);
+  node.buffers = module->buffers();
+  node.module = std::move(module);
+}
+
+Wire Network::add_node(NetworkNode node) {
+  const size_t wires = input_names_.size() + nodes_.size();
+  for (const Wire wire : node.inputs)
+    if (index(wire) >= wires)
+      throw InvalidInput("node " + quote(node.name) + " reads wire " + std::to_string(index(wire)) +
+                         ", and there are only " + std::to_string(wires) + " before it");
+  const auto same_name = [&](const NetworkNode& other) { return other.name == node.name; };
+  if (std::ranges::any_of(nodes_, same_name)) throw InvalidInput("two nodes are named " + quote(node.name));
+  nodes_.push_back(std::move(node));
+  return static_cast<Wire>(wires);
+}
+
+void Network::set_outputs(std::vector<Wire> outputs) {
+  for (const Wire wire : outputs)
+    if (index(wire) >= input_names_.size() + nodes_.size())
+      throw InvalidInput("network " + quote(name_) + " has no wire " + std::to_string(index(wire)));
+  outputs_ = std::move(outputs);
+}
+
+Tensors Network::parameters() const {
+  Tensors all;
+  for (const NetworkNode& node : nodes_)
+    for (const torch::Tensor& parameter : node.parameters)
+      if (!contains(all, parameter)) all.push_back(parameter);
+  return all;
+}
+
+Tensors Network::buffers() const {
+  Tensors all;
+  for (const NetworkNode& node : nodes_)
+    for (const torch::Tensor& buffer : node.buffers)
+      if (!contains(all, buffer)) all.push_back(buffer);
+  return all;
+}
+
+void Network::train(bool on) const {
+  for (const NetworkNode& node : nodes_)
+    if (node.module) node.module->train(on);
+}
+
+void Network::to(torch::Device device) const {
+  for (const NetworkNode& node : nodes_)
+    if (node.module) node.module->to(device);
+}
+
+Tensors Network::forward(const Tensors& inputs) const {
+  if (inputs.size() != input_names_.size())
+    throw InvalidInput("network " + quote(name_) + " takes " + std::to_string(input_names_.size()) + " inputs, found " +
+                       std::to_string(inputs.size()));
+  std::vector<size_t> last_use(inputs.size() + nodes_.size(), 0);
+  for (size_t n = 0; n < nodes_.size(); ++n)
+    for (const Wire wire : nodes_[n].inputs) last_use[index(wire)] = n;
+  for (const Wire wire : outputs_) last_use[index(wire)] = nodes_.size();
+  Tensors values = inputs;
+  values.resize(last_use.size());
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    Tensors arguments;
+    for (const Wire wire : nodes_[n].inputs) arguments.push_back(values[index(wire)]);
+    for (const Wire wire : nodes_[n].inputs)
+      if (last_use[index(wire)] == n) values[index(wire)].reset();
+    values[inputs.size() + n] = nodes_[n].forward(arguments);
+  }
+  Tensors results;
+  for (const Wire wire : outputs_) results.push_back(values[index(wire)]);
+  return results;
+}
+
+}  // namespace headroom
