@@ -3,8 +3,9 @@
 #include <benchmark/benchmark.h>
 
 #include <cstdio>
-#include <map>
+#include <string>
 
+#include "benchmarks/summary.h"
 #include "headroom/plan/peak_linear.h"
 
 namespace headroom {
@@ -30,28 +31,18 @@ void peak_linear(benchmark::State& state) {
 }
 BENCHMARK(peak_linear)->RangeMultiplier(10)->Range(1'000, 1'000'000)->Unit(benchmark::kMillisecond);
 
-class WithRatio : public benchmark::ConsoleReporter {
- public:
-  void ReportRuns(const std::vector<Run>& runs) override {
-    ConsoleReporter::ReportRuns(runs);
-    for (const Run& run : runs) time_ms_[run.run_name.args] = run.GetAdjustedRealTime();
-  }
-  void Finalize() override {
-    const double reference_ms = time_ms_["100000"];
-    for (const auto& [stages, ms] : time_ms_)
-      std::printf("peak-linear, %s stages: %.1f ns a stage, %.2f times that at 100000 stages\n", stages.c_str(),
-                  1e6 * ms / std::stod(stages), ms / std::stod(stages) / (reference_ms / 100'000));
-  }
-
- private:
-  std::map<std::string, double> time_ms_;
-};
+void print_ratios(const BenchmarkTimes& times_ms) {
+  const auto ns_a_stage = [&](const std::string& stages) {
+    const auto found = times_ms.find("peak_linear/" + stages);
+    return found == times_ms.end() ? 0 : 1e6 * found->second / std::stod(stages);
+  };
+  const double reference_ns = ns_a_stage("100000");
+  for (const char* stages : {"1000", "10000", "100000", "1000000"})
+    std::printf("peak-linear, %s stages: %.1f ns a stage, %.2f times that at 100000 stages\n", stages,
+                ns_a_stage(stages), ns_a_stage(stages) / reference_ns);
+}
 
 }  // namespace
 }  // namespace headroom
 
-int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  headroom::WithRatio reporter;
-  benchmark::RunSpecifiedBenchmarks(&reporter);
-}
+int main(int argc, char** argv) { headroom::run_benchmarks(argc, argv, headroom::print_ratios); }

@@ -4,9 +4,9 @@
 
 #include <array>
 #include <cstdio>
-#include <map>
 #include <string>
 
+#include "benchmarks/summary.h"
 #include "headroom/core/chain.h"
 #include "headroom/core/edit.h"
 #include "headroom/core/simulate.h"
@@ -16,6 +16,7 @@ namespace headroom {
 namespace {
 
 constexpr int kOps = 10'000;
+constexpr int kChanges = 4;  ///< in one iteration of edit_graph
 
 /// A residual network op by op: forward op i reads the outputs of i-1 and i-3, its backward the gradient and both.
 Graph residual_graph() {
@@ -84,7 +85,7 @@ void simulate_chain(benchmark::State& state) {
 BENCHMARK(simulate_chain);
 
 /// Give up an activation after its forward readers and make it again before its first backward reader, look at the
-/// peak, and take that back: what a search does all the time. Four changes an iteration.
+/// peak, and take that back: what a search does all the time.
 void edit_graph(benchmark::State& state) {
   const Graph graph = residual_graph();
   ScheduleEditor editor(graph, store_all(graph));
@@ -109,34 +110,18 @@ void edit_graph(benchmark::State& state) {
     editor.erase(rerun);
     editor.erase(drop);
   }
-  state.SetItemsProcessed(state.iterations() * 4);
+  state.SetItemsProcessed(state.iterations() * kChanges);
 }
 BENCHMARK(edit_graph);
 
-/// Prints the usual lines, then the ratio of a whole simulation to one change.
-class WithRatio : public benchmark::ConsoleReporter {
- public:
-  void ReportRuns(const std::vector<Run>& runs) override {
-    ConsoleReporter::ReportRuns(runs);
-    for (const Run& run : runs) time_ns_[run.benchmark_name()] = run.GetAdjustedRealTime();
-  }
-  void Finalize() override {
-    const double whole_ns = time_ns_["simulate_graph"];
-    const double change_ns = time_ns_["edit_graph"] / 4;
-    if (whole_ns > 0 && change_ns > 0)
-      std::printf("a change by ScheduleEditor: %.0f times cheaper than simulating the schedule again\n",
-                  whole_ns / change_ns);
-  }
-
- private:
-  std::map<std::string, double> time_ns_;
-};
+void print_ratio(const BenchmarkTimes& times_ns) {
+  if (!times_ns.contains("simulate_graph") || !times_ns.contains("edit_graph")) return;
+  const double change_ns = times_ns.at("edit_graph") / kChanges;
+  std::printf("a change by ScheduleEditor: %.0f times cheaper than simulating the schedule again\n",
+              times_ns.at("simulate_graph") / change_ns);
+}
 
 }  // namespace
 }  // namespace headroom
 
-int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  headroom::WithRatio reporter;
-  benchmark::RunSpecifiedBenchmarks(&reporter);
-}
+int main(int argc, char** argv) { headroom::run_benchmarks(argc, argv, headroom::print_ratio); }

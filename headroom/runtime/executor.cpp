@@ -54,7 +54,7 @@ class Frame {
     for (; next_step_ < end; ++next_step_) {
       const Step& step = program_->schedule.steps[next_step_];
       if (step.is_run()) {
-        run(program_->step.ops[headroom::index(step.op())], program_->step.graph.op(step.op()));
+        run(program_->step.ops[headroom::index(step.op())]);
       } else {
         drop(step.value());
       }
@@ -114,7 +114,7 @@ class Frame {
     return result;
   }
 
-  void run(const StepOp& how, const Op& op) {
+  void run(const StepOp& how) {
     switch (how.kind) {
       case StepOpKind::kForward:
       case StepOpKind::kRecord:
@@ -122,7 +122,7 @@ class Frame {
       case StepOpKind::kBackward:
         return run_backward(how);
       case StepOpKind::kSum:
-        return run_sum(how, op);
+        return run_sum(how);
     }
   }
 
@@ -176,7 +176,7 @@ class Frame {
     state.parameter_gradients = std::move(made.parameters);
   }
 
-  void run_sum(const StepOp& how, const Op& /*op*/) {
+  void run_sum(const StepOp& how) {
     torch::Tensor sum;
     for (const ValueId id : how.gradients) {
       const torch::Tensor& part = values_[headroom::index(id)];

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <benchmark/benchmark.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace headroom {
+
+/// Real time of each benchmark by its name, in its own unit.
+using BenchmarkTimes = std::map<std::string, double>;
+
+/// Runs the benchmarks that the arguments ask for and prints the usual lines, then what `summarise` prints of the times.
+inline void run_benchmarks(int argc, char** argv, const std::function<void(const BenchmarkTimes&)>& summarise) {
+  class Reporter : public benchmark::ConsoleReporter {
+   public:
+    void ReportRuns(const std::vector<Run>& runs) override {
+      ConsoleReporter::ReportRuns(runs);
+      for (const Run& run : runs) times[run.benchmark_name()] = run.GetAdjustedRealTime();
+    }
+    BenchmarkTimes times;
+  };
+  benchmark::Initialize(&argc, argv);
+  Reporter reporter;
+  benchmark::RunSpecifiedBenchmarks(&reporter);
+  summarise(reporter.times);
+}
+
+}  // namespace headroom
