@@ -12,7 +12,8 @@ namespace headroom {
 /// Real time of each benchmark by its name, in its own unit.
 using BenchmarkTimes = std::map<std::string, double>;
 
-/// Runs the benchmarks that the arguments ask for and prints the usual lines, then what `summarise` prints of the times.
+/// Runs the benchmarks that the arguments ask for and prints the usual lines, then what `summarise` prints of the
+/// times.
 inline void run_benchmarks(int argc, char** argv, const std::function<void(const BenchmarkTimes&)>& summarise) {
   class Reporter : public benchmark::ConsoleReporter {
    public:

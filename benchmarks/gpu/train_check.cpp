@@ -1,5 +1,5 @@
-// Trains a network of the zoo on a GPU plainly and under plans of `auto`: predicted against measured memory, and how far the
-// gradients are from plain training's. Usage: train_check NETWORK BATCH
+// Trains a network of the zoo on a GPU plainly and under plans of `auto`: predicted against measured memory, and how
+// far the gradients are from plain training's. Usage: train_check NETWORK BATCH
 #include <torch/cuda.h>
 #include <torch/utils.h>
 
@@ -74,7 +74,7 @@ void check(const std::string& name, int64_t batch) {
       std::printf("  %3d %%: below the smallest budget\n", percent);
       continue;
     }
-    const TrainingStep trainer(network, costs, make_step_graph(network, costs), *plan.result.schedule);
+    const TrainingStep trainer(network, costs, step, *plan.result.schedule);
     const Outcome outcome = train(network, inputs, meter, trainer);
     const auto predicted_bytes = static_cast<double>(*plan.peak_bytes - resident_bytes + trainer.beside_bytes());
     const auto measured_bytes = static_cast<double>(outcome.peak_bytes);

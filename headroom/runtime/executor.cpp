@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <unordered_map>
 
-#include "headroom/core/quote.h"
 #include "headroom/core/simulate.h"
 #include "headroom/runtime/kernels.h"
 
@@ -15,15 +15,19 @@ namespace headroom {
 
 /// What all steps of a network have in common.
 struct TrainingStep::Program {
+  struct NodeRules {
+    bool replays_random = false;  ///< runs again and draws
+    bool keeps_state = false;     ///< runs again and changes buffers
+    bool records_to_run = false;
+    std::vector<size_t> parameters;  ///< its parameters' places among all
+  };
+
   Network network;
   StepGraph step;
   Schedule schedule;
-  size_t forward_end = 0;            ///< steps of the forward half
-  Tensors parameters;                ///< every one once
-  std::vector<uint8_t> runs_again;   ///< by node
-  std::vector<uint8_t> draws;        ///< by node
-  std::vector<uint8_t> keeps_state;  ///< by node: runs again and changes buffers
-  std::vector<uint8_t> records_to_run;
+  size_t forward_end = 0;  ///< steps of the forward half
+  Tensors parameters;      ///< every one once
+  std::vector<NodeRules> rules;
   std::function<void(size_t step)> observer;
 };
 
@@ -31,18 +35,17 @@ namespace {
 
 using Program = TrainingStep::Program;
 
-size_t index(Wire wire) { return static_cast<size_t>(wire); }
-
 /// One step in flight: the values that are alive, and how far the schedule has come.
 class Frame {
  public:
   Frame(std::shared_ptr<const Program> program, const Tensors& inputs)
       : program_(std::move(program)),
         inputs_(inputs),
-        values_(program_->step.graph.values().size()),
+        slots_(program_->step.graph.values().size()),
         nodes_(program_->network.nodes().size()) {
+    // Made here, so that they are there for the whole step; filled when the node runs.
     for (size_t n = 0; n < nodes_.size(); ++n) {
-      if (program_->keeps_state[n] == 0) continue;
+      if (!program_->rules[n].keeps_state) continue;
       nodes_[n].buffers_before = copy_buffers(program_->network.nodes()[n].buffers);
       nodes_[n].buffers_after = copy_buffers(program_->network.nodes()[n].buffers);
     }
@@ -54,32 +57,29 @@ class Frame {
     for (; next_step_ < end; ++next_step_) {
       const Step& step = program_->schedule.steps[next_step_];
       if (step.is_run()) {
-        run(program_->step.ops[headroom::index(step.op())]);
+        run(program_->step.ops[index(step.op())]);
       } else {
-        drop(step.value());
+        slots_[index(step.value())] = Slot{};
       }
       if (program_->observer) program_->observer(next_step_);
     }
   }
 
-  torch::Tensor loss() const { return values_[headroom::index(program_->step.node_outputs.back())]; }
-  torch::Tensor input_gradient() const { return values_[headroom::index(program_->step.input_gradient)]; }
+  torch::Tensor loss() const { return slots_[index(program_->step.node_outputs.back())].tensor; }
+  torch::Tensor input_gradient() const { return slots_[index(program_->step.input_gradient)].tensor; }
   void set_loss_gradient(torch::Tensor gradient) {
-    values_[headroom::index(program_->step.loss_gradient)] = std::move(gradient);
+    slots_[index(program_->step.loss_gradient)].tensor = std::move(gradient);
   }
 
   /// By parameter of the network: what the nodes that use it gave, last node first, as autograd adds them up.
   Tensors parameter_gradients() {
     Tensors sums(program_->parameters.size());
     for (size_t n = nodes_.size(); n-- > 0;) {
-      const Tensors& parameters = program_->network.nodes()[n].parameters;
-      for (size_t k = 0; k < parameters.size(); ++k) {
+      const std::vector<size_t>& places = program_->rules[n].parameters;
+      for (size_t k = 0; k < places.size(); ++k) {
         torch::Tensor& gradient = nodes_[n].parameter_gradients[k];
-        if (!gradient.defined()) continue;
-        for (size_t p = 0; p < sums.size(); ++p) {
-          if (!program_->parameters[p].is_same(parameters[k])) continue;
-          sums[p] = sums[p].defined() ? sums[p].add_(gradient) : gradient;
-        }
+        torch::Tensor& sum = sums[places[k]];
+        if (gradient.defined()) sum = sum.defined() ? sum.add_(gradient) : gradient;
         gradient.reset();
       }
     }
@@ -87,8 +87,13 @@ class Frame {
   }
 
  private:
-  struct NodeState {
+  /// Of a value: its tensor, or its tape. Parameter gradients are with their nodes.
+  struct Slot {
+    torch::Tensor tensor;
     Tape tape;
+  };
+
+  struct NodeState {
     Tensors parameter_gradients;
     bool has_run = false;
     std::optional<RandomState> random_before;
@@ -100,17 +105,9 @@ class Frame {
     Tensors result;
     for (const Wire wire : program_->network.nodes()[n].inputs) {
       const size_t inputs = inputs_.size();
-      result.push_back(index(wire) < inputs
-                           ? inputs_[index(wire)]
-                           : values_[headroom::index(program_->step.node_outputs[index(wire) - inputs])]);
+      result.push_back(index(wire) < inputs ? inputs_[index(wire)]
+                                            : slots_[index(program_->step.node_outputs[index(wire) - inputs])].tensor);
     }
-    return result;
-  }
-
-  std::vector<bool> trains(size_t n) const {
-    std::vector<bool> result;
-    for (const Wire wire : program_->network.nodes()[n].inputs)
-      result.push_back(index(wire) >= inputs_.size() || (index(wire) == 0 && inputs_[0].requires_grad()));
     return result;
   }
 
@@ -129,32 +126,32 @@ class Frame {
   void run_forward(const StepOp& how) {
     const size_t n = how.node;
     NodeState& state = nodes_[n];
-    const Tensors& buffers = program_->network.nodes()[n].buffers;
+    const NetworkNode& node = program_->network.nodes()[n];
+    const Program::NodeRules& rules = program_->rules[n];
     const torch::Device device = inputs_[0].device();
     std::optional<RandomState> random_after;
-    const bool replays_random = program_->runs_again[n] != 0 && program_->draws[n] != 0;
-    if (replays_random && !state.has_run) state.random_before = RandomState::now(device);
+    if (rules.replays_random && !state.has_run) state.random_before = RandomState::now(device);
     if (state.has_run) {
-      if (replays_random) {
+      if (rules.replays_random) {
         random_after = RandomState::now(device);
         state.random_before->restore();
       }
-      copy_into(state.buffers_after, buffers);
-      restore_buffers(buffers, state.buffers_before);
+      copy_into(state.buffers_after, node.buffers);
+      restore_buffers(node.buffers, state.buffers_before);
     } else {
-      copy_into(state.buffers_before, buffers);
+      copy_into(state.buffers_before, node.buffers);
     }
-    torch::Tensor& value = values_[headroom::index(program_->step.node_outputs[n])];
+    torch::Tensor& value = slots_[index(program_->step.node_outputs[n])].tensor;
     if (how.kind == StepOpKind::kRecord) {
-      NodeOutput made = record_node(program_->network.nodes()[n], arguments(n), trains(n));
+      NodeOutput made = record_node(node, arguments(n), program_->network.trained_inputs(node, inputs_));
       value = std::move(made.output);
-      state.tape = std::move(made.tape);
+      slots_[index(program_->step.node_tapes[n])].tape = std::move(made.tape);
     } else {
-      value = forward_node(program_->network.nodes()[n], arguments(n), program_->records_to_run[n] != 0);
+      value = forward_node(node, arguments(n), rules.records_to_run);
     }
     if (state.has_run) {
       if (random_after) random_after->restore();
-      restore_buffers(buffers, state.buffers_after);
+      restore_buffers(node.buffers, state.buffers_after);
     }
     state.has_run = true;
   }
@@ -163,39 +160,29 @@ class Frame {
   static void copy_into(const Tensors& to, const Tensors& from) {
     for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
   }
-  static void restore_buffers(const Tensors& buffers, const Tensors& saved) {
-    if (!saved.empty()) headroom::restore_buffers(buffers, saved);
-  }
 
   void run_backward(const StepOp& how) {
-    NodeState& state = nodes_[how.node];
-    const torch::Tensor& gradient = values_[headroom::index(how.output_gradient)];
-    NodeGradients made = backward_node(program_->network.nodes()[how.node], state.tape, gradient);
+    const torch::Tensor& gradient = slots_[index(how.output_gradient)].tensor;
+    const Tape& tape = slots_[index(program_->step.node_tapes[how.node])].tape;
+    NodeGradients made = backward_node(program_->network.nodes()[how.node], tape, gradient);
     for (size_t k = 0; k < how.gradients.size(); ++k)
-      if (how.gradients[k] != ValueId{-1}) values_[headroom::index(how.gradients[k])] = std::move(made.inputs[k]);
-    state.parameter_gradients = std::move(made.parameters);
+      if (how.gradients[k] != ValueId{-1}) slots_[index(how.gradients[k])].tensor = std::move(made.inputs[k]);
+    nodes_[how.node].parameter_gradients = std::move(made.parameters);
   }
 
   void run_sum(const StepOp& how) {
     torch::Tensor sum;
     for (const ValueId id : how.gradients) {
-      const torch::Tensor& part = values_[headroom::index(id)];
+      const torch::Tensor& part = slots_[index(id)].tensor;
       if (!part.defined()) continue;
       sum = sum.defined() ? sum + part : part;
     }
-    values_[headroom::index(how.output_gradient)] = sum;
-  }
-
-  void drop(ValueId id) {
-    values_[headroom::index(id)].reset();
-    const std::vector<ValueId>& tapes = program_->step.node_tapes;
-    const auto tape = std::ranges::find(tapes, id);
-    if (tape != tapes.end()) nodes_[static_cast<size_t>(tape - tapes.begin())].tape = Tape{};
+    slots_[index(how.output_gradient)].tensor = sum;
   }
 
   std::shared_ptr<const Program> program_;
   Tensors inputs_;
-  Tensors values_;  ///< by ValueId; tapes and parameter gradients are with their nodes
+  std::vector<Slot> slots_;  ///< by ValueId
   std::vector<NodeState> nodes_;
   size_t next_step_ = 0;
 };
@@ -244,8 +231,8 @@ TrainingStep::TrainingStep(Network network, const NetworkCosts& costs, StepGraph
   if (const std::optional<ScheduleError> error = verify(step.graph, schedule))
     throw InvalidInput("the schedule is invalid at step " + std::to_string(error->step) + ": " + error->message);
   const size_t nodes = network.nodes().size();
-  auto program = std::make_shared<Program>(
-      Program{std::move(network), std::move(step), std::move(schedule), 0, {}, {}, {}, {}, {}, {}});
+  auto program =
+      std::make_shared<Program>(Program{std::move(network), std::move(step), std::move(schedule), 0, {}, {}, {}});
   program->parameters = program->network.parameters();
   std::vector<int> runs(nodes, 0);
   const ValueId loss = program->step.node_outputs.back();
@@ -253,16 +240,23 @@ TrainingStep::TrainingStep(Network network, const NetworkCosts& costs, StepGraph
     const Step& one = program->schedule.steps[i];
     if (!one.is_run()) continue;
     if (one.is_over()) throw InvalidInput("nodes of a network do not run in place: step " + std::to_string(i));
-    const StepOp& how = program->step.ops[headroom::index(one.op())];
+    const StepOp& how = program->step.ops[index(one.op())];
     if (how.kind == StepOpKind::kForward || how.kind == StepOpKind::kRecord) ++runs[how.node];
     const std::vector<ValueId>& written = program->step.graph.op(one.op()).outputs;
     if (program->forward_end == 0 && std::ranges::find(written, loss) != written.end()) program->forward_end = i + 1;
   }
+  std::unordered_map<const c10::TensorImpl*, size_t> places;
+  for (const torch::Tensor& parameter : program->parameters)
+    places.emplace(parameter.unsafeGetTensorImpl(), places.size());
   for (size_t n = 0; n < nodes; ++n) {
-    program->runs_again.push_back(runs[n] > 1 ? 1 : 0);
-    program->draws.push_back(costs.nodes[n].draws ? 1 : 0);
-    program->keeps_state.push_back(runs[n] > 1 && costs.nodes[n].changes_buffers ? 1 : 0);
-    program->records_to_run.push_back(costs.nodes[n].records_to_run ? 1 : 0);
+    const bool runs_again = runs[n] > 1;
+    Program::NodeRules rules{runs_again && costs.nodes[n].draws,
+                             runs_again && costs.nodes[n].changes_buffers,
+                             costs.nodes[n].records_to_run,
+                             {}};
+    for (const torch::Tensor& parameter : program->network.nodes()[n].parameters)
+      rules.parameters.push_back(places.at(parameter.unsafeGetTensorImpl()));
+    program->rules.push_back(std::move(rules));
   }
   program_ = std::move(program);
 }
@@ -275,18 +269,15 @@ int64_t TrainingStep::beside_bytes() const {
   const Graph& graph = program_->step.graph;
   int64_t bytes =
       graph.value(program_->step.loss_gradient).bytes + graph.value(program_->step.node_outputs.back()).bytes;
-  for (size_t n = 0; n < program_->keeps_state.size(); ++n)
-    if (program_->keeps_state[n] != 0)
+  for (size_t n = 0; n < program_->rules.size(); ++n)
+    if (program_->rules[n].keeps_state)
       for (const torch::Tensor& buffer : program_->network.nodes()[n].buffers)
         bytes += 2 * static_cast<int64_t>(buffer.nbytes());
   return bytes;
 }
 
 torch::Tensor TrainingStep::operator()(const Tensors& inputs) const {
-  if (inputs.size() != program_->network.input_names().size())
-    throw InvalidInput("network " + quote(program_->network.name()) + " takes " +
-                       std::to_string(program_->network.input_names().size()) + " inputs, found " +
-                       std::to_string(inputs.size()));
+  program_->network.check_inputs(inputs);
   auto frame = std::make_unique<Frame>(program_, inputs);
   Tensors variables = {inputs[0]};
   variables.insert(variables.end(), program_->parameters.begin(), program_->parameters.end());

@@ -120,7 +120,7 @@ Tensors copy_buffers(const Tensors& buffers) {
 void restore_buffers(const Tensors& buffers, const Tensors& saved) {
   const at::NoGradGuard no_grad;
   // variable_data() has a version counter of its own.
-  for (size_t i = 0; i < buffers.size(); ++i) buffers[i].variable_data().copy_(saved[i]);
+  for (size_t i = 0; i < saved.size(); ++i) buffers[i].variable_data().copy_(saved[i]);
 }
 
 }  // namespace headroom

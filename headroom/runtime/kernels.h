@@ -47,7 +47,7 @@ class RandomState {
   at::Generator generator_;  ///< a copy
 };
 
-/// Makes buffers hold these values, without autograd noticing.
+/// Makes buffers hold these values, without autograd noticing; nothing where nothing was saved.
 void restore_buffers(const Tensors& buffers, const Tensors& saved);
 Tensors copy_buffers(const Tensors& buffers);
 

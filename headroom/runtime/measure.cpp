@@ -148,9 +148,7 @@ class NodeMeasurer {
 }  // namespace
 
 NetworkCosts measure(const Network& network, const Tensors& inputs, const MeasureOptions& options) {
-  if (inputs.size() != network.input_names().size())
-    throw InvalidInput("network " + quote(network.name()) + " takes " + std::to_string(network.input_names().size()) +
-                       " inputs, found " + std::to_string(inputs.size()));
+  network.check_inputs(inputs);
   Meter meter(inputs[0].device());
   NetworkCosts costs;
   costs.input_bytes = storage_bytes(inputs[0]);
@@ -159,14 +157,10 @@ NetworkCosts measure(const Network& network, const Tensors& inputs, const Measur
   Tensors values = inputs;
   for (const NetworkNode& node : network.nodes()) {
     Tensors arguments;
-    std::vector<bool> trains;
-    for (const Wire wire : node.inputs) {
-      const auto at = static_cast<size_t>(wire);
-      arguments.push_back(values[at]);
-      trains.push_back(at >= inputs.size() || (at == 0 && inputs[0].requires_grad()));
-    }
+    for (const Wire wire : node.inputs) arguments.push_back(values[index(wire)]);
     torch::Tensor output;
-    costs.nodes.push_back(NodeMeasurer(meter, node, std::move(arguments), std::move(trains), options).run(output));
+    costs.nodes.push_back(
+        NodeMeasurer(meter, node, std::move(arguments), network.trained_inputs(node, inputs), options).run(output));
     values.push_back(std::move(output));
   }
   return costs;

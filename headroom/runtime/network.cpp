@@ -3,17 +3,22 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "headroom/core/quote.h"
 
 namespace headroom {
 namespace {
 
-bool contains(const Tensors& tensors, const torch::Tensor& tensor) {
-  return std::ranges::any_of(tensors, [&](const torch::Tensor& other) { return other.is_same(tensor); });
+/// Every tensor of the nodes' lists once, in order.
+Tensors each_once(const std::vector<NetworkNode>& nodes, Tensors NetworkNode::*list) {
+  Tensors all;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const NetworkNode& node : nodes)
+    for (const torch::Tensor& tensor : node.*list)
+      if (seen.insert(tensor.unsafeGetTensorImpl()).second) all.push_back(tensor);
+  return all;
 }
-
-size_t index(Wire wire) { return static_cast<size_t>(wire); }
 
 }  // namespace
 
@@ -54,21 +59,22 @@ void Network::set_outputs(std::vector<Wire> outputs) {
   outputs_ = std::move(outputs);
 }
 
-Tensors Network::parameters() const {
-  Tensors all;
-  for (const NetworkNode& node : nodes_)
-    for (const torch::Tensor& parameter : node.parameters)
-      if (!contains(all, parameter)) all.push_back(parameter);
-  return all;
+void Network::check_inputs(const Tensors& inputs) const {
+  if (inputs.size() != input_names_.size())
+    throw InvalidInput("network " + quote(name_) + " takes " + std::to_string(input_names_.size()) + " inputs, found " +
+                       std::to_string(inputs.size()));
 }
 
-Tensors Network::buffers() const {
-  Tensors all;
-  for (const NetworkNode& node : nodes_)
-    for (const torch::Tensor& buffer : node.buffers)
-      if (!contains(all, buffer)) all.push_back(buffer);
-  return all;
+std::vector<bool> Network::trained_inputs(const NetworkNode& node, const Tensors& inputs) const {
+  std::vector<bool> trained;
+  for (const Wire wire : node.inputs)
+    trained.push_back(index(wire) >= inputs.size() || (index(wire) == 0 && inputs[0].requires_grad()));
+  return trained;
 }
+
+Tensors Network::parameters() const { return each_once(nodes_, &NetworkNode::parameters); }
+
+Tensors Network::buffers() const { return each_once(nodes_, &NetworkNode::buffers); }
 
 void Network::train(bool on) const {
   for (const NetworkNode& node : nodes_)
@@ -81,9 +87,7 @@ void Network::to(torch::Device device) const {
 }
 
 Tensors Network::forward(const Tensors& inputs) const {
-  if (inputs.size() != input_names_.size())
-    throw InvalidInput("network " + quote(name_) + " takes " + std::to_string(input_names_.size()) + " inputs, found " +
-                       std::to_string(inputs.size()));
+  check_inputs(inputs);
   std::vector<size_t> last_use(inputs.size() + nodes_.size(), 0);
   for (size_t n = 0; n < nodes_.size(); ++n)
     for (const Wire wire : nodes_[n].inputs) last_use[index(wire)] = n;

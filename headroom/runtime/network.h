@@ -19,6 +19,7 @@ using Tensors = std::vector<torch::Tensor>;
 
 /// Names a value of a network: one of its inputs, or what a node computes.
 enum class Wire : int32_t {};
+constexpr size_t index(Wire wire) { return static_cast<size_t>(wire); }
 
 /// One node: what it reads, how it runs, and the parameters and buffers that it uses. Any callable will do; it may
 /// record whatever it likes on autograd's tape, draw random numbers, and change its buffers.
@@ -59,6 +60,13 @@ class Network {
 
   /// Wires 0, 1, … are the inputs, the nodes' outputs follow in order.
   Wire wire_of_node(size_t node) const { return static_cast<Wire>(input_names_.size() + node); }
+
+  /// Throws InvalidInput unless there are as many tensors as the network has inputs.
+  void check_inputs(const Tensors& inputs) const;
+
+  /// By input of a node, whether it gets a gradient: what nodes made does, the network's first input if it asks for
+  /// one, other inputs never.
+  std::vector<bool> trained_inputs(const NetworkNode& node, const Tensors& inputs) const;
 
   /// Every parameter once, in the order of the nodes.
   Tensors parameters() const;

@@ -20,7 +20,7 @@ class Builder {
     readers_.resize(inputs + nodes);
     for (size_t n = 0; n < nodes; ++n)
       for (size_t k = 0; k < network.nodes()[n].inputs.size(); ++k)
-        if (gets_gradient(n, k)) readers_[static_cast<size_t>(network.nodes()[n].inputs[k])].push_back(n);
+        if (gets_gradient(n, k)) readers_[index(network.nodes()[n].inputs[k])].push_back(n);
     for (size_t n = 0; n + 1 < nodes; ++n)
       if (readers_[inputs + n].empty())
         throw InvalidInput("network " + quote(network.name()) + ": nothing reads node " +
@@ -53,7 +53,7 @@ class Builder {
   /// wire that the node reads in several places gets its gradient at the first.
   bool gets_gradient(size_t n, size_t k) const {
     const std::vector<Wire>& inputs = network_.nodes()[n].inputs;
-    const auto wire = static_cast<size_t>(inputs[k]);
+    const size_t wire = index(inputs[k]);
     const bool is_first =
         std::find(inputs.begin(), inputs.end(), inputs[k]) - inputs.begin() == static_cast<std::ptrdiff_t>(k);
     return is_first && (wire == 0 || wire >= network_.input_names().size());
@@ -68,7 +68,7 @@ class Builder {
   std::vector<ValueId> read_by(size_t n) const {
     std::vector<ValueId> ids;
     for (const Wire wire : network_.nodes()[n].inputs) {
-      const ValueId id = outputs_of_wire_[static_cast<size_t>(wire)];
+      const ValueId id = outputs_of_wire_[index(wire)];
       if (id != kNone && std::ranges::find(ids, id) == ids.end()) ids.push_back(id);
     }
     return ids;
@@ -79,7 +79,7 @@ class Builder {
     int64_t bytes = 0;
     for (const size_t n : readers_[wire])
       for (size_t k = 0; k < network_.nodes()[n].inputs.size(); ++k)
-        if (static_cast<size_t>(network_.nodes()[n].inputs[k]) == wire)
+        if (index(network_.nodes()[n].inputs[k]) == wire)
           bytes = std::max(bytes, costs_.nodes[n].input_gradient_bytes[k]);
     if (readers_[wire].size() == 1 || wire < network_.input_names().size()) return bytes;
     return costs_.nodes[wire - network_.input_names().size()].output_bytes;
@@ -98,7 +98,7 @@ class Builder {
     spec_.values.back().holds.push_back(output);
     tapes_.push_back(tape);
     for (size_t k = 0; k < network_.nodes()[n].inputs.size(); ++k) {
-      const auto wire = static_cast<size_t>(network_.nodes()[n].inputs[k]);
+      const size_t wire = index(network_.nodes()[n].inputs[k]);
       if (!gets_gradient(n, k) || gradient_of_wire_[wire] != kNone) continue;
       const std::string name = "g" + number(wire == 0 ? 0 : wire + 1 - network_.input_names().size());
       gradient_of_wire_[wire] = add_value(name, gradient_bytes(wire));
@@ -128,14 +128,14 @@ class Builder {
         .name = "B" + number(n + 1), .phase = Phase::kBackward, .inputs = read_by(n), .outputs = {}, .overwrites = {}};
     op.inputs.insert(op.inputs.end(), {node_outputs_[n], tapes_[n], how.output_gradient});
     for (size_t k = 0; k < network_.nodes()[n].inputs.size(); ++k) {
-      const auto input = static_cast<size_t>(network_.nodes()[n].inputs[k]);
+      const size_t input = index(network_.nodes()[n].inputs[k]);
       ValueId gradient = kNone;
       if (gets_gradient(n, k)) {
         gradient = readers_[input].size() == 1
                        ? gradient_of_wire_[input]
                        : add_value("d" + number(n + 1) + "." + number(k), costs.input_gradient_bytes[k]);
         if (readers_[input].size() > 1) parts_of_wire_[input].push_back(gradient);
-        if (costs.passes_gradient_on[k]) spec_.values[headroom::index(gradient)].holds = {how.output_gradient};
+        if (costs.passes_gradient_on[k]) spec_.values[index(gradient)].holds = {how.output_gradient};
         op.outputs.push_back(gradient);
       }
       how.gradients.push_back(gradient);

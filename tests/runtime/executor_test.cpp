@@ -140,7 +140,7 @@ void expect_trains_alike(const Make& make, const Tensors& inputs, const std::vec
       ++plans;
       const std::string where = name + " at " + std::to_string(percent) + " %";
       const Network network = make();
-      const TrainingStep trainer(network, costs, make_step_graph(network, costs), *plan.result.schedule);
+      const TrainingStep trainer(network, costs, step, *plan.result.schedule);
       const Outcome outcome = train(network, inputs, trainer);
       expect_same(outcome, expected, where);
       const int64_t predicted_bytes = *plan.peak_bytes - resident_bytes + trainer.beside_bytes();
