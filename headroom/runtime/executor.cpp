@@ -6,15 +6,22 @@
 
 #include <algorithm>
 #include <optional>
+#include <sstream>
 #include <unordered_map>
+#include <utility>
 
+#include "headroom/core/quote.h"
 #include "headroom/core/simulate.h"
 #include "headroom/runtime/kernels.h"
+#include "headroom/runtime/meter.h"
 
 namespace headroom {
 
 /// What all steps of a network have in common.
 struct TrainingStep::Program {
+  Program(Network of, StepGraph graph, Schedule by)
+      : network(std::move(of)), step(std::move(graph)), schedule(std::move(by)) {}
+
   struct NodeRules {
     bool replays_random = false;  ///< runs again and draws
     bool keeps_state = false;     ///< runs again and changes buffers
@@ -25,8 +32,10 @@ struct TrainingStep::Program {
   Network network;
   StepGraph step;
   Schedule schedule;
-  size_t forward_end = 0;  ///< steps of the forward half
-  Tensors parameters;      ///< every one once
+  size_t forward_end = 0;        ///< steps of the forward half
+  std::vector<bool> takes_over;  ///< by step, see find_taking_over()
+  int64_t input_bytes = 0;       ///< of the first input, at most
+  Tensors parameters;            ///< every one once
   std::vector<NodeRules> rules;
   std::function<void(size_t step)> observer;
 };
@@ -42,7 +51,8 @@ class Frame {
       : program_(std::move(program)),
         inputs_(inputs),
         slots_(program_->step.graph.values().size()),
-        nodes_(program_->network.nodes().size()) {
+        nodes_(program_->network.nodes().size()),
+        parameter_gradients_(program_->parameters.size()) {
     // Made here, so that they are there for the whole step; filled when the node runs.
     for (size_t n = 0; n < nodes_.size(); ++n) {
       if (!program_->rules[n].keeps_state) continue;
@@ -57,7 +67,7 @@ class Frame {
     for (; next_step_ < end; ++next_step_) {
       const Step& step = program_->schedule.steps[next_step_];
       if (step.is_run()) {
-        run(program_->step.ops[index(step.op())]);
+        run(program_->step.ops[index(step.op())], program_->takes_over[next_step_]);
       } else {
         slots_[index(step.value())] = Slot{};
       }
@@ -71,31 +81,19 @@ class Frame {
     slots_[index(program_->step.loss_gradient)].tensor = std::move(gradient);
   }
 
-  /// By parameter of the network: what the nodes that use it gave, last node first, as autograd adds them up.
-  Tensors parameter_gradients() {
-    Tensors sums(program_->parameters.size());
-    for (size_t n = nodes_.size(); n-- > 0;) {
-      const std::vector<size_t>& places = program_->rules[n].parameters;
-      for (size_t k = 0; k < places.size(); ++k) {
-        torch::Tensor& gradient = nodes_[n].parameter_gradients[k];
-        torch::Tensor& sum = sums[places[k]];
-        if (gradient.defined()) sum = sum.defined() ? sum.add_(gradient) : gradient;
-        gradient.reset();
-      }
-    }
-    return sums;
-  }
+  /// By parameter of the network.
+  Tensors take_parameter_gradients() { return std::move(parameter_gradients_); }
 
  private:
-  /// Of a value: its tensor, or its tape. Parameter gradients are with their nodes.
+  /// Of a value: its tensor, or its tape. Parameter gradients are elsewhere, since nodes may share them.
   struct Slot {
     torch::Tensor tensor;
     Tape tape;
   };
 
   struct NodeState {
-    Tensors parameter_gradients;
     bool has_run = false;
+    std::vector<int64_t> shape;  ///< of its output, when it ran first
     std::optional<RandomState> random_before;
     Tensors buffers_before;
     Tensors buffers_after;
@@ -111,15 +109,11 @@ class Frame {
     return result;
   }
 
-  void run(const StepOp& how) {
-    switch (how.kind) {
-      case StepOpKind::kForward:
-      case StepOpKind::kRecord:
-        return run_forward(how);
-      case StepOpKind::kBackward:
-        return run_backward(how);
-      case StepOpKind::kSum:
-        return run_sum(how);
+  void run(const StepOp& how, bool takes_over) {
+    if (how.kind == StepOpKind::kBackward) {
+      run_backward(how, takes_over);
+    } else {
+      run_forward(how);
     }
   }
 
@@ -149,11 +143,20 @@ class Frame {
     } else {
       value = forward_node(node, arguments(n), rules.records_to_run);
     }
-    if (state.has_run) {
-      if (random_after) random_after->restore();
-      restore_buffers(node.buffers, state.buffers_after);
+    if (!value.defined()) throw std::runtime_error("node " + quote(node.name) + " returned no tensor");
+    if (!state.has_run) {
+      state.has_run = true;
+      state.shape = value.sizes().vec();
+      return;
     }
-    state.has_run = true;
+    if (random_after) random_after->restore();
+    restore_buffers(node.buffers, state.buffers_after);
+    if (!value.sizes().equals(state.shape)) {
+      std::ostringstream text;
+      text << "node " << quote(node.name) << " gave " << at::IntArrayRef(state.shape) << " first and " << value.sizes()
+           << " when it ran again";
+      throw std::runtime_error(text.str());
+    }
   }
 
   /// Only where there are copies: `to` is empty for nodes that keep none.
@@ -161,29 +164,31 @@ class Frame {
     for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
   }
 
-  void run_backward(const StepOp& how) {
-    const torch::Tensor& gradient = slots_[index(how.output_gradient)].tensor;
-    const Tape& tape = slots_[index(program_->step.node_tapes[how.node])].tape;
-    NodeGradients made = backward_node(program_->network.nodes()[how.node], tape, gradient);
+  void run_backward(const StepOp& how, bool takes_over) {
+    const NetworkNode& node = program_->network.nodes()[how.node];
+    const std::vector<size_t>& places = program_->rules[how.node].parameters;
+    torch::Tensor gradient = slots_[index(how.output_gradient)].tensor;
+    if (takes_over) {
+      slots_[index(how.output_gradient)].tensor.reset();
+      slots_[index(program_->step.node_outputs[how.node])].tensor.reset();
+    }
+    NodeGradients sums;
+    for (const ValueId id : how.sums) sums.inputs.push_back(id == ValueId{-1} ? torch::Tensor() : take(id));
+    for (const size_t place : places) sums.parameters.push_back(std::exchange(parameter_gradients_[place], {}));
+    NodeGradients made = backward_node(node, std::exchange(slots_[index(program_->step.node_tapes[how.node])].tape, {}),
+                                       std::move(gradient), std::move(sums));
     for (size_t k = 0; k < how.gradients.size(); ++k)
       if (how.gradients[k] != ValueId{-1}) slots_[index(how.gradients[k])].tensor = std::move(made.inputs[k]);
-    nodes_[how.node].parameter_gradients = std::move(made.parameters);
+    for (size_t k = 0; k < places.size(); ++k) parameter_gradients_[places[k]] = std::move(made.parameters[k]);
   }
 
-  void run_sum(const StepOp& how) {
-    torch::Tensor sum;
-    for (const ValueId id : how.gradients) {
-      const torch::Tensor& part = slots_[index(id)].tensor;
-      if (!part.defined()) continue;
-      sum = sum.defined() ? sum + part : part;
-    }
-    slots_[index(how.output_gradient)].tensor = sum;
-  }
+  torch::Tensor take(ValueId id) { return std::exchange(slots_[index(id)].tensor, {}); }
 
   std::shared_ptr<const Program> program_;
   Tensors inputs_;
   std::vector<Slot> slots_;  ///< by ValueId
   std::vector<NodeState> nodes_;
+  Tensors parameter_gradients_;  ///< sums so far
   size_t next_step_ = 0;
 };
 
@@ -217,7 +222,7 @@ struct StepFunction : torch::autograd::Function<StepFunction> {
     frame->run_to(frame->program().schedule.steps.size());
     // The frame is no variable and has no gradient.
     torch::autograd::variable_list result = {torch::Tensor(), frame->input_gradient()};
-    for (torch::Tensor& gradient : frame->parameter_gradients()) result.push_back(std::move(gradient));
+    for (torch::Tensor& gradient : frame->take_parameter_gradients()) result.push_back(std::move(gradient));
     return result;
   }
 
@@ -227,33 +232,31 @@ struct StepFunction : torch::autograd::Function<StepFunction> {
 
 }  // namespace
 
-TrainingStep::TrainingStep(Network network, const NetworkCosts& costs, StepGraph step, Schedule schedule) {
+TrainingStep::TrainingStep(const MeasuredNetwork& measured, StepGraph step, Schedule schedule) {
   if (const std::optional<ScheduleError> error = verify(step.graph, schedule))
     throw InvalidInput("the schedule is invalid at step " + std::to_string(error->step) + ": " + error->message);
-  const size_t nodes = network.nodes().size();
-  auto program =
-      std::make_shared<Program>(Program{std::move(network), std::move(step), std::move(schedule), 0, {}, {}, {}});
+  auto program = std::make_shared<Program>(measured.network, std::move(step), std::move(schedule));
+  const std::vector<Step>& steps = program->schedule.steps;
+  const std::vector<NodeCosts>& costs = measured.costs.nodes;
+  program->input_bytes = measured.costs.input_bytes;
   program->parameters = program->network.parameters();
-  std::vector<int> runs(nodes, 0);
-  const ValueId loss = program->step.node_outputs.back();
-  for (size_t i = 0; i < program->schedule.steps.size(); ++i) {
-    const Step& one = program->schedule.steps[i];
-    if (!one.is_run()) continue;
-    if (one.is_over()) throw InvalidInput("nodes of a network do not run in place: step " + std::to_string(i));
-    const StepOp& how = program->step.ops[index(one.op())];
-    if (how.kind == StepOpKind::kForward || how.kind == StepOpKind::kRecord) ++runs[how.node];
-    const std::vector<ValueId>& written = program->step.graph.op(one.op()).outputs;
-    if (program->forward_end == 0 && std::ranges::find(written, loss) != written.end()) program->forward_end = i + 1;
+  program->takes_over = find_taking_over(program->step, program->schedule);
+  std::vector<int> runs(costs.size(), 0);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (!steps[i].is_run()) continue;
+    if (steps[i].is_over()) throw InvalidInput("nodes of a network do not run in place: step " + std::to_string(i));
+    const StepOp& how = program->step.ops[index(steps[i].op())];
+    if (how.kind == StepOpKind::kBackward) continue;
+    ++runs[how.node];
+    if (program->forward_end == 0 && how.node + 1 == costs.size()) program->forward_end = i + 1;
   }
   std::unordered_map<const c10::TensorImpl*, size_t> places;
   for (const torch::Tensor& parameter : program->parameters)
     places.emplace(parameter.unsafeGetTensorImpl(), places.size());
-  for (size_t n = 0; n < nodes; ++n) {
+  for (size_t n = 0; n < costs.size(); ++n) {
     const bool runs_again = runs[n] > 1;
-    Program::NodeRules rules{runs_again && costs.nodes[n].draws,
-                             runs_again && costs.nodes[n].changes_buffers,
-                             costs.nodes[n].records_to_run,
-                             {}};
+    Program::NodeRules rules{
+        runs_again && costs[n].draws, runs_again && costs[n].changes_buffers, costs[n].records_to_run, {}};
     for (const torch::Tensor& parameter : program->network.nodes()[n].parameters)
       rules.parameters.push_back(places.at(parameter.unsafeGetTensorImpl()));
     program->rules.push_back(std::move(rules));
@@ -265,6 +268,8 @@ void TrainingStep::observe(std::function<void(size_t step)> observer) { program_
 
 const Network& TrainingStep::network() const { return program_->network; }
 
+const Schedule& TrainingStep::schedule() const { return program_->schedule; }
+
 int64_t TrainingStep::beside_bytes() const {
   const Graph& graph = program_->step.graph;
   int64_t bytes =
@@ -272,12 +277,18 @@ int64_t TrainingStep::beside_bytes() const {
   for (size_t n = 0; n < program_->rules.size(); ++n)
     if (program_->rules[n].keeps_state)
       for (const torch::Tensor& buffer : program_->network.nodes()[n].buffers)
-        bytes += 2 * static_cast<int64_t>(buffer.nbytes());
+        bytes += 2 * allocated_bytes(static_cast<int64_t>(buffer.nbytes()), buffer.device());
   return bytes;
 }
 
 torch::Tensor TrainingStep::operator()(const Tensors& inputs) const {
   program_->network.check_inputs(inputs);
+  if (allocated_bytes(static_cast<int64_t>(inputs[0].nbytes()), inputs[0].device()) > program_->input_bytes) {
+    std::ostringstream text;
+    text << "network " << quote(program_->network.name()) << ": an input of " << inputs[0].sizes()
+         << " is larger than the one that was planned for; measure and plan again";
+    throw InvalidInput(text.str());
+  }
   auto frame = std::make_unique<Frame>(program_, inputs);
   Tensors variables = {inputs[0]};
   variables.insert(variables.end(), program_->parameters.begin(), program_->parameters.end());

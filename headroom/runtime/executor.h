@@ -22,14 +22,13 @@ namespace headroom {
 /// Gradients are those of plain training, bit for bit on CPU: a node that runs again sees the random numbers and the
 /// buffers that it saw first, and what they were afterwards is put back; gradients add up in autograd's order.
 ///
-/// One exception: where several nodes read a wire and one of them uses it more than once, that node's gradients are
-/// added to each other first, and the last bit can differ.
-///
-/// A second backward through the same step (retain_graph, double backward) is an error.
+/// A batch larger than the one that the network was measured on would break the plan and is refused; a smaller one
+/// runs. A second backward through the same step (retain_graph, double backward) is an error, and so is a node that
+/// gives another shape when it runs again.
 class TrainingStep {
  public:
   /// `schedule` must be valid for step.graph; throws InvalidInput otherwise.
-  TrainingStep(Network network, const NetworkCosts& costs, StepGraph step, Schedule schedule);
+  TrainingStep(const MeasuredNetwork& measured, StepGraph step, Schedule schedule);
 
   /// The loss of a batch.
   torch::Tensor operator()(const Tensors& inputs) const;
@@ -39,6 +38,7 @@ class TrainingStep {
   void observe(std::function<void(size_t step)> observer);
 
   const Network& network() const;
+  const Schedule& schedule() const;
   /// What a step has in memory from its beginning to its end beside the values of the graph that are not resident: the
   /// loss and its gradient, and copies of the buffers of nodes that run again. The memory that a step adds to what was
   /// there before it is at most the simulated peak, less resident values, plus this.

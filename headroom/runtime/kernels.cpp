@@ -3,8 +3,14 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/custom_class.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "headroom/core/quote.h"
@@ -41,6 +47,50 @@ size_t first_place(const Tensors& tensors, size_t k) {
   return k;
 }
 
+/// Gradients on their way into backward.
+struct Given : torch::CustomClassHolder {
+  Tensors gradients;
+};
+
+/// A start for backward at several tensors at once whose gradients autograd owns: torch::autograd::grad() itself would
+/// keep those it is given until it ends. It is the first to run, so what it gives a tensor is what others are added to.
+struct HandOver : torch::autograd::Function<HandOver> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, const c10::intrusive_ptr<Given>& given,
+                               at::TensorList tensors) {
+    context->saved_data[kGiven] = c10::IValue::make_capsule(given);
+    return at::empty({0}, tensors[0].options().requires_grad(false));
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& /*of_nothing*/) {
+    auto given = context->saved_data[kGiven].toCapsule();
+    torch::autograd::variable_list gradients = {torch::Tensor()};  // `given` is no variable
+    for (torch::Tensor& gradient : static_cast<Given*>(given.get())->gradients)
+      gradients.push_back(std::move(gradient));
+    return gradients;
+  }
+
+ private:
+  static constexpr const char* kGiven = "given";
+};
+
+/// Takes the hooks off tensors while it lives.
+class HooksAside {
+ public:
+  explicit HooksAside(const Tensors& tensors) : tensors_(tensors) { exchange(); }
+  ~HooksAside() { exchange(); }
+  HooksAside(const HooksAside&) = delete;
+  HooksAside& operator=(const HooksAside&) = delete;
+
+ private:
+  void exchange() {
+    hooks_.resize(tensors_.size());
+    for (size_t i = 0; i < tensors_.size(); ++i) std::swap(hooks_[i], torch::autograd::impl::hooks(tensors_[i]));
+  }
+  const Tensors& tensors_;
+  std::vector<std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>> hooks_;
+};
+
 at::Generator default_generator(torch::Device device) { return at::globalContext().defaultGenerator(device); }
 
 }  // namespace
@@ -65,25 +115,39 @@ NodeOutput record_node(const NetworkNode& node, const Tensors& inputs, const std
   return result;
 }
 
-NodeGradients backward_node(const NetworkNode& node, const Tape& tape, const torch::Tensor& gradient) {
-  const auto is_source = [&](size_t k) { return tape.leaves[k].requires_grad() && first_place(tape.leaves, k) == k; };
+NodeGradients backward_node(const NetworkNode& node, Tape tape, torch::Tensor gradient, NodeGradients sums) {
+  sums.inputs.resize(tape.leaves.size());
+  sums.parameters.resize(node.parameters.size());
+  if (!gradient.defined() || !tape.output.requires_grad()) return sums;
   Tensors sources;
+  std::vector<torch::Tensor*> results;  ///< by source: where its gradient goes
+  Tensors starts = {std::move(tape.output)};
+  auto given = c10::make_intrusive<Given>();
+  given->gradients = {std::move(gradient)};
+  const auto add_source = [&](const torch::Tensor& source, torch::Tensor& sum) {
+    sources.push_back(source);
+    results.push_back(&sum);
+    if (!sum.defined()) return;
+    starts.push_back(source);
+    given->gradients.push_back(std::move(sum));
+  };
   for (size_t k = 0; k < tape.leaves.size(); ++k)
-    if (is_source(k)) sources.push_back(tape.leaves[k]);
-  sources.insert(sources.end(), node.parameters.begin(), node.parameters.end());
-  NodeGradients result;
-  result.inputs.resize(tape.leaves.size());
-  result.parameters.resize(node.parameters.size());
-  if (sources.empty()) return result;
-  Tensors gradients = named(node, "backward", {gradient}, [&] {
-    return torch::autograd::grad({tape.output}, sources, {gradient}, /*retain_graph=*/false, /*create_graph=*/false,
-                                 /*allow_unused=*/true);
+    if (tape.leaves[k].requires_grad() && first_place(tape.leaves, k) == k) add_source(tape.leaves[k], sums.inputs[k]);
+  for (size_t k = 0; k < node.parameters.size(); ++k) add_source(node.parameters[k], sums.parameters[k]);
+  if (sources.empty()) return sums;
+  const HooksAside no_hooks(node.parameters);
+  named(node, "backward", tape.leaves, [&] {
+    torch::Tensor start;
+    {
+      const at::AutoGradMode mode(true);
+      start = HandOver::apply(given, at::TensorList(starts));
+      starts.clear();
+    }
+    Tensors gradients = torch::autograd::grad({start}, sources, {at::empty_like(start)}, /*retain_graph=*/false,
+                                              /*create_graph=*/false, /*allow_unused=*/true);
+    for (size_t i = 0; i < results.size(); ++i) *results[i] = std::move(gradients[i]);
   });
-  size_t next = 0;
-  for (size_t k = 0; k < tape.leaves.size(); ++k)
-    if (is_source(k)) result.inputs[k] = std::move(gradients[next++]);
-  for (torch::Tensor& parameter : result.parameters) parameter = std::move(gradients[next++]);
-  return result;
+  return sums;
 }
 
 RandomState RandomState::now(torch::Device device) {
@@ -109,6 +173,24 @@ void RandomState::restore() const {
 
 bool RandomState::operator==(const RandomState& other) const {
   return generator_.get_state().equal(other.generator_.get_state());
+}
+
+KeptState::KeptState(Tensors buffers, torch::Device device)
+    : device_(device),
+      random_(RandomState::now(device)),
+      buffers_(std::move(buffers)),
+      saved_(copy_buffers(buffers_)) {}
+
+void KeptState::restore() const {
+  random_.restore();
+  restore_buffers(buffers_, saved_);
+}
+
+bool KeptState::random_has_changed() const { return !(RandomState::now(device_) == random_); }
+
+bool KeptState::buffers_have_changed() const {
+  return !std::ranges::equal(buffers_, saved_,
+                             [](const torch::Tensor& a, const torch::Tensor& b) { return a.equal(b); });
 }
 
 Tensors copy_buffers(const Tensors& buffers) {

@@ -20,7 +20,7 @@ struct NodeOutput {
 
 struct NodeGradients {
   Tensors inputs;      ///< by input; undefined where it gets none, and where an earlier input is the same tensor
-  Tensors parameters;  ///< by parameter of the node; undefined where it is not used
+  Tensors parameters;  ///< by parameter of the node; undefined where nothing used it
 };
 
 /// Runs a node without recording. `records` makes autograd record all the same, and forget: some kernels choose by it.
@@ -29,8 +29,13 @@ torch::Tensor forward_node(const NetworkNode& node, const Tensors& inputs, bool 
 /// Runs a node and keeps its tape. `trains[k]` says whether input k gets a gradient.
 NodeOutput record_node(const NetworkNode& node, const Tensors& inputs, const std::vector<bool>& trains);
 
-/// Runs a node's backward once; what the tape saved is freed on the way.
-NodeGradients backward_node(const NetworkNode& node, const Tape& tape, const torch::Tensor& gradient);
+/// Runs a node's backward once. It takes over what it is given, and each tensor is freed as soon as autograd is done
+/// with it, as in plain training, if the caller has kept no other reference.
+///
+/// `sums` are the gradients that nodes after this one gave its inputs and parameters, undefined where there are none.
+/// The node's own are added to them one by one, last use first: what autograd does when it goes through all nodes at
+/// once, so that the bits are the same. Hooks on parameters are for whole gradients and do not run here.
+NodeGradients backward_node(const NetworkNode& node, Tape tape, torch::Tensor gradient, NodeGradients sums);
 
 /// The random numbers to come, and how to go back to them. Of the device's default generator; generators of the
 /// user's own are not known here.
@@ -50,5 +55,24 @@ class RandomState {
 /// Makes buffers hold these values, without autograd noticing; nothing where nothing was saved.
 void restore_buffers(const Tensors& buffers, const Tensors& saved);
 Tensors copy_buffers(const Tensors& buffers);
+
+/// Random numbers to come and buffers as they are at its construction, put back at its end.
+class KeptState {
+ public:
+  KeptState(Tensors buffers, torch::Device device);
+  ~KeptState() { restore(); }
+  KeptState(const KeptState&) = delete;
+  KeptState& operator=(const KeptState&) = delete;
+
+  void restore() const;
+  bool random_has_changed() const;
+  bool buffers_have_changed() const;
+
+ private:
+  torch::Device device_;
+  RandomState random_;
+  Tensors buffers_;
+  Tensors saved_;
+};
 
 }  // namespace headroom

@@ -1,12 +1,15 @@
 #include "headroom/runtime/measure.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones_like.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <chrono>
+#include <map>
+#include <sstream>
 
 #include "headroom/core/quote.h"
+#include "headroom/runtime/join.h"
 #include "headroom/runtime/kernels.h"
 #include "headroom/runtime/meter.h"
 
@@ -14,7 +17,7 @@ namespace headroom {
 namespace {
 
 int64_t storage_bytes(const torch::Tensor& tensor) {
-  return tensor.defined() ? static_cast<int64_t>(tensor.storage().nbytes()) : 0;
+  return tensor.defined() ? allocated_bytes(static_cast<int64_t>(tensor.storage().nbytes()), tensor.device()) : 0;
 }
 
 int64_t sum_of_storages(const Tensors& tensors) {
@@ -23,8 +26,16 @@ int64_t sum_of_storages(const Tensors& tensors) {
   return sum;
 }
 
-bool same_bits(const Tensors& one, const Tensors& other) {
-  return std::ranges::equal(one, other, [](const torch::Tensor& a, const torch::Tensor& b) { return a.equal(b); });
+Tensors clones(const Tensors& tensors) {
+  Tensors result;
+  for (const torch::Tensor& tensor : tensors) result.push_back(tensor.defined() ? tensor.clone() : tensor);
+  return result;
+}
+
+std::string shape_of(const torch::Tensor& tensor) {
+  std::ostringstream text;
+  text << tensor.sizes();
+  return text.str();
 }
 
 /// Bytes and time of one piece of work.
@@ -34,136 +45,277 @@ struct Reading {
   int64_t time_ns = 0;
 };
 
-class NodeMeasurer {
+/// Reads the meter around work on a device, which is idle before and after.
+class Bench {
  public:
-  NodeMeasurer(Meter& meter, const NetworkNode& node, Tensors inputs, std::vector<bool> trains,
-               const MeasureOptions& options)
-      : meter_(meter), node_(node), inputs_(std::move(inputs)), trains_(std::move(trains)), options_(options) {}
-
-  NodeCosts run(torch::Tensor& output) {
-    const torch::Device device = inputs_[0].device();
-    const RandomState random_before = RandomState::now(device);
-    const Tensors buffers_before = copy_buffers(node_.buffers);
-    const auto start_again = [&] {
-      random_before.restore();
-      restore_buffers(node_.buffers, buffers_before);
-    };
-    std::vector<uint32_t> versions;
-    for (const torch::Tensor& input : inputs_) versions.push_back(static_cast<uint32_t>(input._version()));
-
-    NodeCosts costs;
-    for (int i = 0; i < options_.warmups; ++i) forward_and_backward(costs);
-    start_again();
-    NodeCosts again;
-    std::vector<int64_t> forward_ns;
-    std::vector<int64_t> backward_ns;
-    for (int i = 0; i < options_.repeats; ++i) {
-      again = costs;
-      forward_and_backward(costs);
-      if (i == 0) {
-        costs.draws = !(RandomState::now(device) == random_before);
-        costs.changes_buffers = !same_bits(node_.buffers, buffers_before);
-      } else if (again.tape_bytes != costs.tape_bytes || again.output_bytes != costs.output_bytes) {
-        refuse("allocates differently from one run to the next: a tape of " + std::to_string(again.tape_bytes) +
-               " bytes, then of " + std::to_string(costs.tape_bytes));
-      }
-      forward_ns.push_back(costs.forward_ns);
-      backward_ns.push_back(costs.backward_ns);
-    }
-    for (size_t k = 0; k < inputs_.size(); ++k)
-      if (inputs_[k]._version() != versions[k]) refuse("changes its input in place");
-    costs.forward_ns = median(forward_ns);
-    costs.backward_ns = median(backward_ns);
-
-    start_again();
-    const torch::Tensor recorded = forward_node(node_, inputs_, true);
-    start_again();
-    output = measure_forward(costs);
-    costs.records_to_run = !output.equal(recorded);
-    start_again();
-    return costs;
-  }
-
- private:
-  [[noreturn]] void refuse(const std::string& what) const {
-    throw InvalidInput("node " + quote(node_.name) + " " + what);
-  }
+  explicit Bench(torch::Device device) : meter_(device) {}
 
   template <typename Work>
   Reading read(Work work) {
+    wait();
     const int64_t before = meter_.current_bytes();
     meter_.reset_peak();
     const auto start = std::chrono::steady_clock::now();
     work();
+    wait();
     const auto time = std::chrono::steady_clock::now() - start;
     return Reading{meter_.current_bytes() - before, meter_.peak_bytes() - before,
                    std::chrono::duration_cast<std::chrono::nanoseconds>(time).count()};
   }
 
-  static int64_t median(std::vector<int64_t> numbers) {
-    std::ranges::sort(numbers);
-    return numbers[numbers.size() / 2];
+ private:
+  void wait() const {
+    if (!meter_.device().is_cpu())
+      c10::impl::VirtualGuardImpl(meter_.device().type()).synchronizeDevice(meter_.device().index());
   }
 
-  torch::Tensor measure_forward(NodeCosts& costs) {
-    torch::Tensor output;
-    const Reading reading = read([&] { output = forward_node(node_, inputs_, costs.records_to_run); });
-    costs.forward_workspace_bytes = reading.peak_bytes - reading.made_bytes;
-    return output;
+  Meter meter_;
+};
+
+/// Times of one kind of work on one node.
+class Times {
+ public:
+  explicit Times(const MeasureOptions& options) : options_(options) {}
+
+  void add(int64_t time_ns) {
+    times_ns_.push_back(time_ns);
+    sum_ns_ += time_ns;
   }
 
-  void forward_and_backward(NodeCosts& costs) {
+  bool are_enough() const {
+    const auto count = static_cast<int>(times_ns_.size());
+    if (count < options_.least_repeats) return false;
+    if (count >= options_.most_repeats || sum_ns_ > options_.node_ns) return true;
+    const int64_t middle = median_ns();
+    const auto is_close = [&](int64_t time) { return std::abs(time - middle) <= middle / 20; };
+    return std::ranges::count_if(times_ns_, is_close) > count / 2;
+  }
+
+  int64_t median_ns() const {
+    std::vector<int64_t> sorted = times_ns_;
+    std::ranges::sort(sorted);
+    return sorted[sorted.size() / 2];
+  }
+
+ private:
+  const MeasureOptions& options_;
+  std::vector<int64_t> times_ns_;
+  int64_t sum_ns_ = 0;
+};
+
+/// Goes through a network forward and then backward.
+class Measurer {
+ public:
+  Measurer(const Network& network, const Tensors& inputs, const MeasureOptions& options)
+      : network_(network), inputs_(inputs), options_(options), bench_(inputs[0].device()) {
+    const size_t nodes = network.nodes().size();
+    costs_.nodes.resize(nodes);
+    costs_.input_bytes = storage_bytes(inputs[0]);
+    costs_.resident_bytes = sum_of_storages(network.parameters()) + sum_of_storages(network.buffers());
+    for (size_t i = 1; i < inputs.size(); ++i) costs_.resident_bytes += storage_bytes(inputs[i]);
+    for (const NetworkNode& node : network.nodes())
+      for (const torch::Tensor& parameter : node.parameters) ++users_[parameter.unsafeGetTensorImpl()];
+    outputs_.resize(nodes);
+    gradients_.resize(inputs.size() + nodes);
+  }
+
+  NetworkCosts run() {
+    const KeptState state(network_.buffers(), inputs_[0].device());
+    const size_t nodes = network_.nodes().size();
+    std::vector<size_t> last_reader(nodes, 0);
+    for (size_t n = 0; n < nodes; ++n)
+      for (const Wire wire : network_.nodes()[n].inputs)
+        if (index(wire) >= inputs_.size()) last_reader[index(wire) - inputs_.size()] = n;
+    for (size_t n = 0; n < nodes; ++n) {
+      measure_forward(n);
+      for (const Wire wire : network_.nodes()[n].inputs)
+        if (index(wire) >= inputs_.size() && last_reader[index(wire) - inputs_.size()] == n)
+          park(outputs_[index(wire) - inputs_.size()]);
+      report(n + 1);
+    }
+    gradients_.back() = at::ones_like(outputs_.back());
+    for (size_t n = nodes; n-- > 0;) {
+      outputs_[n].reset();
+      measure_backward(n);
+      report(2 * nodes - n);
+    }
+    return std::move(costs_);
+  }
+
+ private:
+  void report(size_t done) const {
+    if (options_.progress) options_.progress(done, 2 * network_.nodes().size());
+  }
+
+  [[noreturn]] static void refuse(const NetworkNode& node, const std::string& what) {
+    throw InvalidInput("node " + quote(node.name) + " " + what);
+  }
+
+  /// Off the device, until backward needs it.
+  static void park(torch::Tensor& value) {
+    if (!value.is_cpu()) value = value.cpu();
+  }
+
+  Tensors arguments(size_t n) {
+    Tensors result;
+    for (const Wire wire : network_.nodes()[n].inputs) {
+      if (index(wire) < inputs_.size()) {
+        result.push_back(inputs_[index(wire)]);
+        continue;
+      }
+      torch::Tensor& value = outputs_[index(wire) - inputs_.size()];
+      value = value.to(inputs_[0].device());
+      result.push_back(value);
+    }
+    return result;
+  }
+
+  NodeOutput record(size_t n, const Tensors& from) const {
+    const NetworkNode& node = network_.nodes()[n];
+    NodeOutput made = record_node(node, from, network_.trained_inputs(node, inputs_));
+    if (!made.output.defined()) refuse(node, "returns no tensor");
+    return made;
+  }
+
+  void measure_forward(size_t n) {
+    const NetworkNode& node = network_.nodes()[n];
+    NodeCosts& costs = costs_.nodes[n];
+    const Tensors from = arguments(n);
+    const KeptState state(node.buffers, inputs_[0].device());
+    for (int i = 0; i < options_.warmups; ++i) record(n, from);
+    state.restore();
     NodeOutput made;
-    const Reading forward = read([&] { made = record_node(node_, inputs_, trains_); });
-    if (!made.output.defined()) refuse("returns no tensor");
-    for (const torch::Tensor& input : inputs_)
-      if (input.is_alias_of(made.output)) refuse("returns its input or a view of it: join it to another node");
-    costs.forward_ns = forward.time_ns;
-    costs.output_bytes = storage_bytes(made.output);
-    costs.tape_bytes = forward.made_bytes;
-    costs.record_workspace_bytes = forward.peak_bytes - forward.made_bytes;
+    Times times(options_);
+    for (int i = 0; i == 0 || !times.are_enough(); ++i) {
+      const torch::Tensor before = std::exchange(made, {}).output;
+      const int64_t tape_before_bytes = costs.tape_bytes;
+      const Reading reading = bench_.read([&] { made = record(n, from); });
+      times.add(reading.time_ns);
+      costs.output_bytes = storage_bytes(made.output);
+      costs.tape_bytes = reading.made_bytes;
+      costs.record_workspace_bytes = reading.peak_bytes - reading.made_bytes;
+      if (i == 0) {
+        costs.draws = state.random_has_changed();
+        costs.changes_buffers = state.buffers_have_changed();
+      } else if (!before.sizes().equals(made.output.sizes())) {
+        refuse(node,
+               "gives another shape from one run to the next: " + shape_of(before) + ", then " + shape_of(made.output));
+      } else if (tape_before_bytes != costs.tape_bytes && inputs_[0].is_cpu()) {
+        refuse(node, "allocates differently from one run to the next: a tape of " + std::to_string(tape_before_bytes) +
+                         " bytes, then of " + std::to_string(costs.tape_bytes));
+      }
+    }
+    costs.forward_ns = times.median_ns();
+    made = {};
 
-    const torch::Tensor gradient = at::ones_like(made.output);
+    state.restore();
+    const torch::Tensor recorded = forward_node(node, from, true);
+    state.restore();
+    const Reading plain = bench_.read([&] { outputs_[n] = forward_node(node, from, false); });
+    costs.forward_workspace_bytes = plain.peak_bytes - plain.made_bytes;
+    costs.records_to_run = !outputs_[n].equal(recorded);
+    if (!costs.records_to_run) return;
+    outputs_[n].reset();
+    const Reading again = bench_.read([&] { outputs_[n] = forward_node(node, from, true); });
+    costs.forward_workspace_bytes = again.peak_bytes - again.made_bytes;
+  }
+
+  /// What later nodes gave the inputs and parameters of node n. It is taken from here.
+  NodeGradients take_sums(size_t n) {
+    const NetworkNode& node = network_.nodes()[n];
+    NodeGradients sums;
+    sums.inputs.resize(node.inputs.size());
+    for (size_t k = 0; k < node.inputs.size(); ++k) std::swap(sums.inputs[k], gradients_[index(node.inputs[k])]);
+    for (const torch::Tensor& parameter : node.parameters) {
+      sums.parameters.emplace_back();
+      std::swap(sums.parameters.back(), parameter_gradients_[parameter.unsafeGetTensorImpl()]);
+    }
+    return sums;
+  }
+
+  void measure_backward(size_t n) {
+    const NetworkNode& node = network_.nodes()[n];
+    NodeCosts& costs = costs_.nodes[n];
+    const Tensors from = arguments(n);
+    torch::Tensor gradient = std::exchange(gradients_[index(network_.wire_of_node(n))], {});
+    // The gradient of the loss is autograd's and stays.
+    const torch::Tensor kept = n + 1 == network_.nodes().size() ? gradient : torch::Tensor();
+    NodeGradients sums = take_sums(n);
+    Times times(options_);
+    for (int i = -options_.warmups; i <= 0 || !times.are_enough(); ++i) {
+      NodeOutput made = record(n, from);
+      made.output.reset();
+      torch::Tensor copy = gradient.defined() ? gradient.clone() : gradient;
+      NodeGradients copies{clones(sums.inputs), clones(sums.parameters)};
+      NodeGradients gradients;
+      const Reading reading = bench_.read(
+          [&] { gradients = backward_node(node, std::move(made.tape), std::move(copy), std::move(copies)); });
+      if (i >= 0) times.add(reading.time_ns);
+    }
+    costs.backward_ns = times.median_ns();
+    const int64_t held_peak_bytes = [&] {
+      NodeOutput made = record(n, from);
+      NodeGradients copies{clones(sums.inputs), clones(sums.parameters)};
+      return bench_.read([&] { backward_node(node, std::move(made.tape), gradient, std::move(copies)); }).peak_bytes;
+    }();
+
+    // Once as the executor does it: gradients that share memory share it here too.
+    std::vector<bool> is_new;
+    for (const torch::Tensor& sum : sums.parameters) is_new.push_back(!sum.defined());
+    std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> given;
+    if (gradient.defined()) given = gradient.storage().getWeakStorageImpl();
+    NodeOutput made = record(n, from);
+    made.output.reset();
     NodeGradients gradients;
-    const Reading backward = read([&] { gradients = backward_node(node_, made.tape, gradient); });
-    costs.backward_ns = backward.time_ns;
-    costs.parameter_gradient_bytes = sum_of_storages(gradients.parameters);
-    costs.input_gradient_bytes.clear();
-    costs.passes_gradient_on.clear();
-    costs.backward_workspace_bytes = backward.peak_bytes - costs.parameter_gradient_bytes;
-    for (const torch::Tensor& input_gradient : gradients.inputs) {
-      costs.passes_gradient_on.push_back(input_gradient.defined() && input_gradient.is_alias_of(gradient));
-      costs.input_gradient_bytes.push_back(costs.passes_gradient_on.back() ? 0 : storage_bytes(input_gradient));
-      costs.backward_workspace_bytes -= costs.input_gradient_bytes.back();
+    const Reading reading = bench_.read(
+        [&] { gradients = backward_node(node, std::move(made.tape), std::move(gradient), std::move(sums)); });
+    for (size_t k = 0; k < is_new.size(); ++k)
+      if (is_new[k]) costs.parameter_gradient_bytes += storage_bytes(gradients.parameters[k]);
+    int64_t made_bytes = costs.parameter_gradient_bytes;
+    const auto still_given = given ? given->lock() : nullptr;
+    for (size_t k = 0; k < gradients.inputs.size(); ++k) {
+      const torch::Tensor& one = gradients.inputs[k];
+      const auto is_in_use = [&](const torch::Tensor& other) { return other.defined() && other.is_alias_of(one); };
+      GradientMemory memory;
+      if (one.defined() && still_given && one.storage().unsafeGetStorageImpl() == still_given.get() &&
+          std::ranges::any_of(gradients_, is_in_use)) {
+        memory.shared_with = GradientMemory::kOutputGradient;
+      } else if (one.defined()) {
+        for (size_t j = 0; j < k && !memory.shared_with; ++j)
+          if (gradients.inputs[j].defined() && one.is_alias_of(gradients.inputs[j]))
+            memory.shared_with = static_cast<int>(j);
+      }
+      if (!memory.shared_with) memory.bytes = storage_bytes(one);
+      made_bytes += memory.bytes;
+      costs.input_gradients.push_back(memory);
+    }
+    costs.backward_workspace_bytes = reading.peak_bytes - made_bytes;
+    costs.held_backward_workspace_bytes = std::max(held_peak_bytes - made_bytes, costs.backward_workspace_bytes);
+    for (size_t k = 0; k < node.inputs.size(); ++k)
+      if (gradients.inputs[k].defined()) gradients_[index(node.inputs[k])] = std::move(gradients.inputs[k]);
+    for (size_t k = 0; k < node.parameters.size(); ++k) {
+      const c10::TensorImpl* parameter = node.parameters[k].unsafeGetTensorImpl();
+      if (users_.at(parameter) > 1) parameter_gradients_[parameter] = std::move(gradients.parameters[k]);
     }
   }
 
-  Meter& meter_;
-  const NetworkNode& node_;
-  Tensors inputs_;
-  std::vector<bool> trains_;
-  MeasureOptions options_;
+  const Network& network_;
+  const Tensors& inputs_;
+  const MeasureOptions& options_;
+  Bench bench_;
+  NetworkCosts costs_;
+  Tensors outputs_;                                                      ///< by node
+  Tensors gradients_;                                                    ///< by wire
+  std::map<const c10::TensorImpl*, int> users_;                          ///< of a parameter: how many nodes
+  std::map<const c10::TensorImpl*, torch::Tensor> parameter_gradients_;  ///< of those that several nodes use
 };
 
 }  // namespace
 
-NetworkCosts measure(const Network& network, const Tensors& inputs, const MeasureOptions& options) {
-  network.check_inputs(inputs);
-  Meter meter(inputs[0].device());
-  NetworkCosts costs;
-  costs.input_bytes = storage_bytes(inputs[0]);
-  costs.resident_bytes = sum_of_storages(network.parameters()) + sum_of_storages(network.buffers());
-  for (size_t i = 1; i < inputs.size(); ++i) costs.resident_bytes += storage_bytes(inputs[i]);
-  Tensors values = inputs;
-  for (const NetworkNode& node : network.nodes()) {
-    Tensors arguments;
-    for (const Wire wire : node.inputs) arguments.push_back(values[index(wire)]);
-    torch::Tensor output;
-    costs.nodes.push_back(
-        NodeMeasurer(meter, node, std::move(arguments), network.trained_inputs(node, inputs), options).run(output));
-    values.push_back(std::move(output));
-  }
-  return costs;
+MeasuredNetwork measure(const Network& network, const Tensors& inputs, const MeasureOptions& options) {
+  Network joined = join(network, find_joins(network, inputs));
+  NetworkCosts costs = Measurer(joined, inputs, options).run();
+  return {std::move(joined), std::move(costs)};
 }
 
 }  // namespace headroom

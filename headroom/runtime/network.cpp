@@ -1,6 +1,7 @@
 #include "headroom/runtime/network.h"
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
 #include <unordered_set>
@@ -37,7 +38,19 @@ void Network::adopt(NetworkNode& node, std::shared_ptr<torch::nn::Module> module
   for (const torch::Tensor& parameter : module->parameters())
     if (parameter.requires_grad()) node.parameters.push_back(parameter);
   node.buffers = module->buffers();
-  node.module = std::move(module);
+  node.modules.push_back(std::move(module));
+}
+
+Wire Network::add_sequential(const std::string& prefix, const torch::nn::Sequential& modules, Wire input) {
+  const auto children = modules->named_children();
+  size_t place = 0;
+  for (const torch::nn::AnyModule& module : *modules) {
+    NetworkNode node{prefix + "." + children[place++].key(), {input}, {}, {}, {}, {}};
+    adopt(node, module.ptr());
+    node.forward = [run = module](const Tensors& tensors) mutable { return run.forward(tensors[0]); };
+    input = add_node(std::move(node));
+  }
+  return input;
 }
 
 Wire Network::add_node(NetworkNode node) {
@@ -78,12 +91,12 @@ Tensors Network::buffers() const { return each_once(nodes_, &NetworkNode::buffer
 
 void Network::train(bool on) const {
   for (const NetworkNode& node : nodes_)
-    if (node.module) node.module->train(on);
+    for (const auto& module : node.modules) module->train(on);
 }
 
 void Network::to(torch::Device device) const {
   for (const NetworkNode& node : nodes_)
-    if (node.module) node.module->to(device);
+    for (const auto& module : node.modules) module->to(device);
 }
 
 Tensors Network::forward(const Tensors& inputs) const {

@@ -11,7 +11,8 @@
 
 namespace torch::nn {
 class Module;
-}
+class Sequential;
+}  // namespace torch::nn
 
 namespace headroom {
 
@@ -29,7 +30,7 @@ struct NetworkNode {
   std::function<torch::Tensor(const Tensors&)> forward;
   Tensors parameters;  ///< those that require a gradient
   Tensors buffers;
-  std::shared_ptr<torch::nn::Module> module;  ///< what owns them; null for a plain callable
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;  ///< what owns them; none for a plain callable
 };
 
 /// What C++ users hand over to be trained inside a budget: a DAG of modules and callables, the loss included. Nodes are
@@ -49,6 +50,13 @@ class Network {
   /// returns one. The module is not changed.
   template <typename Holder>
   Wire add_module(std::string name, Holder holder, std::vector<Wire> inputs);
+
+  /// Each module of a Sequential as a node of its own, named by `prefix` and its name there; they take one tensor and
+  /// return one. An empty one gives `input` back.
+  Wire add_sequential(const std::string& prefix, const torch::nn::Sequential& modules, Wire input);
+
+  /// A node as it is.
+  Wire add_node(NetworkNode node);
 
   /// What the step computes: the loss first, by convention a scalar.
   void set_outputs(std::vector<Wire> outputs);
@@ -78,8 +86,7 @@ class Network {
   Tensors forward(const Tensors& inputs) const;
 
  private:
-  Wire add_node(NetworkNode node);
-  void adopt(NetworkNode& node, std::shared_ptr<torch::nn::Module> module);
+  static void adopt(NetworkNode& node, std::shared_ptr<torch::nn::Module> module);
 
   std::string name_;
   std::vector<std::string> input_names_;

@@ -12,7 +12,8 @@ constexpr ValueId kNone{-1};
 
 class Builder {
  public:
-  Builder(const Network& network, const NetworkCosts& costs) : network_(network), costs_(costs) {
+  explicit Builder(const MeasuredNetwork& measured) : network_(measured.network), costs_(measured.costs) {
+    const Network& network = network_;
     const size_t inputs = network.input_names().size();
     const size_t nodes = network.nodes().size();
     if (network.outputs() != std::vector<Wire>{network.wire_of_node(nodes - 1)})
@@ -74,15 +75,9 @@ class Builder {
     return ids;
   }
 
-  /// The one reader's, or a sum of several, each as large.
-  int64_t gradient_bytes(size_t wire) const {
-    int64_t bytes = 0;
-    for (const size_t n : readers_[wire])
-      for (size_t k = 0; k < network_.nodes()[n].inputs.size(); ++k)
-        if (index(network_.nodes()[n].inputs[k]) == wire)
-          bytes = std::max(bytes, costs_.nodes[n].input_gradient_bytes[k]);
-    if (readers_[wire].size() == 1 || wire < network_.input_names().size()) return bytes;
-    return costs_.nodes[wire - network_.input_names().size()].output_bytes;
+  size_t place_of(size_t n, size_t wire) const {
+    const std::vector<Wire>& inputs = network_.nodes()[n].inputs;
+    return static_cast<size_t>(std::ranges::find(inputs, static_cast<Wire>(wire)) - inputs.begin());
   }
 
   size_t wire_of(size_t n) const { return network_.input_names().size() + n; }
@@ -101,7 +96,7 @@ class Builder {
       const size_t wire = index(network_.nodes()[n].inputs[k]);
       if (!gets_gradient(n, k) || gradient_of_wire_[wire] != kNone) continue;
       const std::string name = "g" + number(wire == 0 ? 0 : wire + 1 - network_.input_names().size());
-      gradient_of_wire_[wire] = add_value(name, gradient_bytes(wire));
+      gradient_of_wire_[wire] = add_value(name, costs.input_gradients[k].bytes);
     }
     parameter_gradients_.push_back(add_value("p" + number(n + 1), costs.parameter_gradient_bytes));
   }
@@ -115,49 +110,47 @@ class Builder {
     record.name = "R" + number(n + 1);
     record.workspace_bytes = costs.record_workspace_bytes;
     record.outputs.push_back(tapes_[n]);
-    add_op(std::move(forward), StepOp{StepOpKind::kForward, n, {}, kNone});
-    add_op(std::move(record), StepOp{StepOpKind::kRecord, n, {}, kNone});
+    add_op(std::move(forward), StepOp{StepOpKind::kForward, n, kNone, {}, {}});
+    add_op(std::move(record), StepOp{StepOpKind::kRecord, n, kNone, {}, {}});
   }
 
   void add_backward(size_t n) {
     const NodeCosts& costs = costs_.nodes[n];
-    const size_t wire = wire_of(n);
-    if (readers_[wire].size() > 1) add_sum(wire);
-    StepOp how{StepOpKind::kBackward, n, {}, gradient_of_wire_[wire]};
+    StepOp how{StepOpKind::kBackward, n, gradient_of_wire_[wire_of(n)], {}, {}};
     Op op{
         .name = "B" + number(n + 1), .phase = Phase::kBackward, .inputs = read_by(n), .outputs = {}, .overwrites = {}};
     op.inputs.insert(op.inputs.end(), {node_outputs_[n], tapes_[n], how.output_gradient});
     for (size_t k = 0; k < network_.nodes()[n].inputs.size(); ++k) {
-      const size_t input = index(network_.nodes()[n].inputs[k]);
-      ValueId gradient = kNone;
-      if (gets_gradient(n, k)) {
-        gradient = readers_[input].size() == 1
-                       ? gradient_of_wire_[input]
-                       : add_value("d" + number(n + 1) + "." + number(k), costs.input_gradient_bytes[k]);
-        if (readers_[input].size() > 1) parts_of_wire_[input].push_back(gradient);
-        if (costs.passes_gradient_on[k]) spec_.values[index(gradient)].holds = {how.output_gradient};
-        op.outputs.push_back(gradient);
+      const size_t wire = index(network_.nodes()[n].inputs[k]);
+      how.sums.push_back(kNone);
+      how.gradients.push_back(kNone);
+      if (!gets_gradient(n, k)) continue;
+      const auto reader = std::ranges::find(readers_[wire], n);
+      how.gradients[k] = gradient_made_by(n, wire);
+      if (reader + 1 != readers_[wire].end()) {
+        how.sums[k] = gradient_made_by(*(reader + 1), wire);
+        op.inputs.push_back(how.sums[k]);
       }
-      how.gradients.push_back(gradient);
+      if (const std::optional<int> with = costs.input_gradients[k].shared_with) {
+        spec_.values[index(how.gradients[k])].holds = {
+            *with == GradientMemory::kOutputGradient ? how.output_gradient : how.gradients[static_cast<size_t>(*with)]};
+      }
+      op.outputs.push_back(how.gradients[k]);
     }
     op.outputs.push_back(parameter_gradients_[n]);
     op.time_ns = costs.backward_ns;
     op.workspace_bytes = costs.backward_workspace_bytes;
     op.recompute = false;
     add_op(std::move(op), std::move(how));
-    if (n == 0 && readers_[0].size() > 1) add_sum(0);
   }
 
-  /// The parts were appended as the readers' backwards were added: in the order in which autograd would add them.
-  void add_sum(size_t wire) {
-    Op op{.name = "S" + number(wire),
-          .phase = Phase::kBackward,
-          .inputs = parts_of_wire_[wire],
-          .outputs = {},
-          .overwrites = {}};
-    op.outputs = {gradient_of_wire_[wire]};
-    op.recompute = false;
-    add_op(std::move(op), StepOp{StepOpKind::kSum, wire, parts_of_wire_[wire], gradient_of_wire_[wire]});
+  /// The gradient of a wire once reader n has added its own: whole where n is the first of them.
+  ValueId gradient_made_by(size_t n, size_t wire) {
+    if (n == readers_[wire].front()) return gradient_of_wire_[wire];
+    const auto known = sums_.find({wire, n});
+    if (known != sums_.end()) return known->second;
+    const std::string name = spec_.values[index(gradient_of_wire_[wire])].name + "." + number(n + 1);
+    return sums_[{wire, n}] = add_value(name, costs_.nodes[n].input_gradients[place_of(n, wire)].bytes);
   }
 
   void add_op(Op op, StepOp how) {
@@ -172,7 +165,7 @@ class Builder {
   std::vector<std::vector<size_t>> readers_;  ///< by wire: nodes that give it a gradient, ascending
   std::vector<ValueId> outputs_of_wire_;      ///< by wire: its value; none for inputs that are part of w
   std::vector<ValueId> gradient_of_wire_;
-  std::map<size_t, std::vector<ValueId>> parts_of_wire_;
+  std::map<std::pair<size_t, size_t>, ValueId> sums_;  ///< by wire and reader: not whole yet
   std::vector<ValueId> node_outputs_;
   std::vector<ValueId> tapes_;
   std::vector<ValueId> parameter_gradients_;
@@ -180,10 +173,40 @@ class Builder {
 
 }  // namespace
 
-StepGraph make_step_graph(const Network& network, const NetworkCosts& costs) {
-  if (network.nodes().empty() || network.input_names().empty())
-    throw InvalidInput("network " + quote(network.name()) + ": needs an input and a node");
-  return Builder(network, costs).build();
+StepGraph make_step_graph(const MeasuredNetwork& measured) {
+  if (measured.network.nodes().empty() || measured.network.input_names().empty())
+    throw InvalidInput("network " + quote(measured.network.name()) + ": needs an input and a node");
+  return Builder(measured).build();
+}
+
+std::vector<bool> find_taking_over(const StepGraph& step, const Schedule& schedule) {
+  const std::vector<Step>& steps = schedule.steps;
+  std::vector<bool> result(steps.size(), false);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (!steps[i].is_run()) continue;
+    const StepOp& how = step.ops[index(steps[i].op())];
+    if (how.kind != StepOpKind::kBackward) continue;
+    bool output = false;
+    bool gradient = how.output_gradient == step.loss_gradient;
+    for (size_t j = i + 1; j < steps.size() && !steps[j].is_run(); ++j) {
+      output |= steps[j].value() == step.node_outputs[how.node];
+      gradient |= steps[j].value() == how.output_gradient;
+    }
+    result[i] = output && gradient;
+  }
+  return result;
+}
+
+Graph graph_for(const StepGraph& step, const NetworkCosts& costs, const Schedule& schedule) {
+  const std::vector<bool> taking_over = find_taking_over(step, schedule);
+  GraphSpec spec = step.graph.spec();
+  for (size_t i = 0; i < schedule.steps.size(); ++i) {
+    if (!schedule.steps[i].is_run() || taking_over[i]) continue;
+    const size_t op = index(schedule.steps[i].op());
+    if (step.ops[op].kind == StepOpKind::kBackward)
+      spec.ops[op].workspace_bytes = costs.nodes[step.ops[op].node].held_backward_workspace_bytes;
+  }
+  return Graph(std::move(spec));
 }
 
 Problem make_problem(const StepGraph& step) {

@@ -1,13 +1,23 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "headroom/core/graph.h"
+#include "headroom/core/schedule.h"
 #include "headroom/plan/planners.h"
 #include "headroom/runtime/network.h"
 
 namespace headroom {
+
+/// The memory of a gradient that a node's backward makes for one of its inputs.
+struct GradientMemory {
+  static constexpr int kOutputGradient = -1;
+  int64_t bytes = 0;  ///< of its own
+  /// The gradient of an earlier input, or the output's where that is in use elsewhere too: additions hand theirs on.
+  std::optional<int> shared_with;
+};
 
 /// What one node of a network costs on given inputs.
 struct NodeCosts {
@@ -17,11 +27,11 @@ struct NodeCosts {
   int64_t tape_bytes = 0;  ///< what backward needs of what forward made, the output included
   int64_t forward_workspace_bytes = 0;
   int64_t record_workspace_bytes = 0;
-  int64_t backward_workspace_bytes = 0;
-  int64_t parameter_gradient_bytes = 0;
-  std::vector<int64_t> input_gradient_bytes;  ///< by input of the node; 0 where it gets none, or the output's own
-  std::vector<bool> passes_gradient_on;  ///< by input: its gradient is the output's, in the same memory (an addition)
-  bool draws = false;                    ///< takes random numbers
+  int64_t backward_workspace_bytes = 0;       ///< where it takes over the output and its gradient
+  int64_t held_backward_workspace_bytes = 0;  ///< where they stay
+  int64_t parameter_gradient_bytes = 0;       ///< of those that no later node has made already
+  std::vector<GradientMemory> input_gradients;
+  bool draws = false;  ///< takes random numbers
   bool changes_buffers = false;
   bool records_to_run =
       false;  ///< without recording, its forward gives other bits: run it recorded and forget the tape
@@ -33,24 +43,32 @@ struct NetworkCosts {
   int64_t input_bytes = 0;     ///< of the first input
 };
 
+/// A network that can run node by node, and what its nodes cost.
+struct MeasuredNetwork {
+  Network network;
+  NetworkCosts costs;
+};
+
 enum class StepOpKind : uint8_t {
   kForward,   ///< F: a node, nothing recorded
   kRecord,    ///< R: a node, its tape recorded
   kBackward,  ///< B: a node's backward
-  kSum,       ///< S: adds up the gradients that several readers of a wire gave it
 };
 
 /// How an op of a step graph runs, and where it finds what it reads and writes.
 struct StepOp {
   StepOpKind kind = StepOpKind::kForward;
-  size_t node = 0;                 ///< kSum: the wire's number
-  std::vector<ValueId> gradients;  ///< kBackward: by input of the node, what it writes; -1: none. kSum: what it adds up
-  ValueId output_gradient{-1};     ///< kBackward: what it reads. kSum: what it writes
+  size_t node = 0;
+  // Of kBackward:
+  ValueId output_gradient{-1};
+  std::vector<ValueId> sums;       ///< by input of the node: what nodes after it gave that input; -1: nothing
+  std::vector<ValueId> gradients;  ///< by input of the node: that with its own added; -1: none
 };
 
 /// A network's training step as a graph. Each node i has F{i}, R{i} and B{i} as a stage of a chain has
-/// (docs/formats.md), and a wire that several nodes read gets its gradient from an op S{i} of its own. F and R have
-/// workspaces of their own; but for that, a network that is a chain gives exactly its chain's graph, ids included.
+/// (docs/formats.md). Where several nodes read a wire, the backward of each adds to what those after it gave: the last
+/// one to run makes g{i}, the others g{i}.{node}. A network that is a chain gives exactly its chain's graph, ids
+/// included.
 ///
 /// Resident: w (parameters, buffers, all inputs but the first), a0 (the first input), and the gradient of the loss.
 struct StepGraph {
@@ -63,7 +81,15 @@ struct StepGraph {
 };
 
 /// The network's one output must be its last node, the loss. Throws InvalidInput otherwise.
-StepGraph make_step_graph(const Network& network, const NetworkCosts& costs);
+StepGraph make_step_graph(const MeasuredNetwork& measured);
+
+/// By step of a schedule, whether it is a backward that takes over the node's output and the output's gradient: the
+/// schedule drops both right after it. Planners' schedules do so; PyTorch's reentrant checkpoints keep them longer.
+std::vector<bool> find_taking_over(const StepGraph& step, const Schedule& schedule);
+
+/// The graph by which a schedule is to be judged: that of `step`, whose backwards all take over, but for those that
+/// this schedule lets keep what they read.
+Graph graph_for(const StepGraph& step, const NetworkCosts& costs, const Schedule& schedule);
 
 /// What planners work on: the step, and the chain that it is, if the network is one. Planners of chains see the
 /// workspace of R for F too, which can be less than F has: the simulator, on the graph, says whether their plans keep

@@ -1,0 +1,93 @@
+#include "headroom/runtime/train.h"
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+
+#include "headroom/core/quote.h"
+#include "headroom/runtime/kernels.h"
+#include "headroom/runtime/meter.h"
+
+namespace headroom {
+namespace {
+
+/// What a step can have at most beside the values of its graph: the loss, its gradient, and two copies of every buffer.
+int64_t most_beside_bytes(const MeasuredStep& measured) {
+  const std::vector<NodeCosts>& costs = measured.measured.costs.nodes;
+  int64_t bytes = 2 * costs.back().output_bytes;
+  for (size_t n = 0; n < costs.size(); ++n)
+    if (costs[n].changes_buffers)
+      for (const torch::Tensor& buffer : measured.measured.network.nodes()[n].buffers)
+        bytes += 2 * allocated_bytes(static_cast<int64_t>(buffer.nbytes()), buffer.device());
+  return bytes;
+}
+
+}  // namespace
+
+BudgetTooSmall::BudgetTooSmall(const std::string& network, int64_t budget_bytes, int64_t smallest_bytes)
+    : InvalidInput("network " + quote(network) + " cannot be trained in " + std::to_string(budget_bytes) +
+                   " bytes; the smallest budget is " + std::to_string(smallest_bytes) + " bytes"),
+      smallest_budget_bytes_(smallest_bytes) {}
+
+MeasuredStep measure_step(const Network& network, const Tensors& sample, const MeasureOptions& options) {
+  network.check_inputs(sample);
+  const Meter meter(sample[0].device());
+  MeasuredNetwork measured = measure(network, sample, options);
+  StepGraph step = make_step_graph(measured);
+  Problem problem = make_problem(step);
+  return {std::move(measured), std::move(step), std::move(problem), sample, meter.current_bytes()};
+}
+
+Simulation predict(const MeasuredStep& measured, const TrainingStep& step) {
+  const Graph graph = graph_for(measured.step, measured.measured.costs, step.schedule());
+  Simulation simulation = simulate(graph, step.schedule());
+  const int64_t outside_bytes = measured.before_bytes - graph.resident_bytes() + step.beside_bytes();
+  simulation.peak_bytes += outside_bytes;
+  for (int64_t& bytes : simulation.moment_bytes) bytes += outside_bytes;
+  for (int64_t& bytes : simulation.after_bytes) bytes += outside_bytes;
+  return simulation;
+}
+
+PlannedStep plan_step(const MeasuredStep& measured, std::optional<int64_t> budget_bytes, const TrainOptions& options) {
+  const Planner& planner = get_planner(options.planner);
+  const int64_t outside_bytes = measured.before_bytes + options.later_bytes - measured.step.graph.resident_bytes();
+  const int64_t most_beside = most_beside_bytes(measured);
+  int64_t reserve_bytes = 0;  // Of the budget, kept back for what the graph does not know.
+  constexpr int kTries = 8;
+  for (int i = 0;; ++i) {
+    PlanRequest request{std::nullopt, options.limits};
+    if (budget_bytes) request.budget_bytes = std::max<int64_t>(*budget_bytes - outside_bytes - reserve_bytes, 0);
+    Plan plan = make_plan(planner, measured.problem, request, options.planner_options);
+    if (!plan.result.schedule || i == kTries)
+      throw BudgetTooSmall(measured.measured.network.name(), budget_bytes.value_or(0),
+                           plan.result.smallest_budget_bytes + outside_bytes + std::max(reserve_bytes, most_beside));
+    const TrainingStep step(measured.measured, measured.step, *plan.result.schedule);
+    PlannedStep planned{step, std::move(plan), 0, std::nullopt};
+    planned.predicted_peak_bytes = predict(measured, step).peak_bytes + options.later_bytes;
+    int64_t peak_bytes = planned.predicted_peak_bytes;
+    if (options.tries && (!budget_bytes || peak_bytes <= *budget_bytes)) {
+      planned.tried_peak_bytes = try_step(measured, step) + options.later_bytes;
+      peak_bytes = std::max(peak_bytes, *planned.tried_peak_bytes);
+    }
+    if (!budget_bytes || peak_bytes <= *budget_bytes) return planned;
+    reserve_bytes += peak_bytes - *budget_bytes;
+  }
+}
+
+int64_t try_step(const MeasuredStep& measured, const TrainingStep& step) {
+  const Network& network = step.network();
+  const KeptState state(network.buffers(), measured.sample[0].device());
+  Meter meter(measured.sample[0].device());
+  const int64_t more_bytes = meter.current_bytes() - measured.before_bytes;
+  const torch::Tensor loss = step(measured.sample);
+  torch::autograd::grad({loss}, network.parameters(), {}, /*retain_graph=*/false, /*create_graph=*/false,
+                        /*allow_unused=*/true);
+  return meter.peak_bytes() - more_bytes;
+}
+
+TrainingStep train_within(const Network& network, const Tensors& sample, int64_t budget_bytes,
+                          const TrainOptions& options) {
+  return plan_step(measure_step(network, sample), budget_bytes, options).step;
+}
+
+}  // namespace headroom

@@ -1,0 +1,251 @@
+// Every network of the zoo, trained inside budgets from plain training's memory down to the smallest that can be kept.
+#include "headroom/runtime/train.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "headroom/runtime/meter.h"
+#include "headroom/zoo/zoo.h"
+
+namespace headroom {
+namespace {
+
+constexpr int kSteps = 3;
+constexpr int kBudgets = 5;
+
+struct Case {
+  const char* name;
+  int64_t batch;
+  int64_t size;  ///< of images, or tokens
+  ZooOptions options = {};
+};
+
+// Small inputs; layers as published, but for GPTs that are less wide, so that activations matter beside gradients.
+ZooOptions narrow() {
+  ZooOptions options;
+  options.width = 192;
+  options.heads = 4;
+  options.vocabulary = 1000;
+  return options;
+}
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all = {
+      {"alexnet", 8, 96},       {"vgg11", 4, 64},          {"vgg13", 4, 64},
+      {"vgg16", 4, 64},         {"vgg19", 4, 64},          {"resnet18", 8, 64},
+      {"resnet34", 8, 64},      {"resnet50", 8, 64},       {"resnet101", 4, 64},
+      {"resnet152", 4, 64},     {"resnet1001", 4, 32},     {"densenet121", 4, 64},
+      {"densenet161", 2, 64},   {"densenet169", 4, 64},    {"densenet201", 4, 64},
+      {"inception-v3", 2, 112}, {"darts", 4, 32},          {"unet", 2, 96},
+      {"gpt-tiny", 4, 64},      {"gpt2", 4, 64, narrow()}, {"gpt2-medium", 4, 64, narrow()},
+  };
+  return all;
+}
+
+uint64_t hash_of(const torch::Tensor& tensor) {
+  const torch::Tensor dense = tensor.contiguous();
+  const auto* bytes = static_cast<const char*>(dense.const_data_ptr());
+  uint64_t hash = 14695981039346656037ULL;
+  for (size_t i = 0; i < dense.nbytes(); i += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes + i, std::min<size_t>(8, dense.nbytes() - i));
+    hash = (hash ^ word) * 1099511628211ULL;
+    hash ^= hash >> 29U;
+  }
+  return hash;
+}
+
+std::vector<uint64_t> hashes_of(const Tensors& tensors) {
+  std::vector<uint64_t> hashes;
+  for (const torch::Tensor& tensor : tensors) hashes.push_back(tensor.defined() ? hash_of(tensor) : 0);
+  return hashes;
+}
+
+/// All that training changes, bit for bit.
+struct Outcome {
+  std::vector<float> losses;
+  std::vector<uint64_t> gradients;  ///< of the last step
+  std::vector<uint64_t> parameters;
+  std::vector<uint64_t> buffers;
+  bool operator==(const Outcome&) const = default;
+};
+
+std::ostream& operator<<(std::ostream& out, const Outcome& outcome) {
+  for (const float loss : outcome.losses) out << loss << " ";
+  const auto sum = [](const std::vector<uint64_t>& hashes) {
+    uint64_t all = 0;
+    for (const uint64_t hash : hashes) all = all * 31 + hash;
+    return all;
+  };
+  return out << "gradients " << sum(outcome.gradients) << " parameters " << sum(outcome.parameters) << " buffers "
+             << sum(outcome.buffers);
+}
+
+std::ostream& operator<<(std::ostream& out, const Case& one) {
+  return out << one.name << ", batch " << one.batch << ", size " << one.size;
+}
+
+class ZooTraining : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override { torch::set_num_threads(1); }
+};
+
+/// Training of one network, again and again from the same start.
+class Trial {
+ public:
+  Trial(const Network& network, Tensors inputs)
+      : network_(network), inputs_(std::move(inputs)), parameters_(network.parameters()), buffers_(network.buffers()) {
+    for (const torch::Tensor& tensor : parameters_) start_.push_back(tensor.detach().clone());
+    for (const torch::Tensor& tensor : buffers_) start_.push_back(tensor.detach().clone());
+  }
+
+  /// `peak_bytes` of each step are beyond what was there before it.
+  template <typename Step>
+  Outcome run(const Step& step, std::vector<int64_t>& peak_bytes) {
+    restart();
+    Meter meter(torch::kCPU);
+    torch::optim::SGD optimizer(parameters_, torch::optim::SGDOptions(0.01));
+    Outcome outcome;
+    for (int i = 0; i < kSteps; ++i) {
+      optimizer.zero_grad();
+      const int64_t before = meter.current_bytes();
+      meter.reset_peak();
+      torch::Tensor loss = step(inputs_);
+      loss.backward();
+      peak_bytes.push_back(meter.peak_bytes() - before);
+      outcome.losses.push_back(loss.item<float>());
+      if (i + 1 == kSteps) {
+        Tensors gradients;
+        for (const torch::Tensor& parameter : parameters_) gradients.push_back(parameter.grad());
+        outcome.gradients = hashes_of(gradients);
+      }
+      optimizer.step();
+    }
+    optimizer.zero_grad();
+    outcome.parameters = hashes_of(parameters_);
+    outcome.buffers = hashes_of(buffers_);
+    restart();
+    return outcome;
+  }
+
+ private:
+  void restart() {
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].copy_(start_[i]);
+    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(start_[parameters_.size() + i]);
+    torch::manual_seed(3);
+  }
+
+  const Network& network_;
+  Tensors inputs_;
+  Tensors parameters_;
+  Tensors buffers_;
+  Tensors start_;
+};
+
+const MeasureOptions kQuick{.warmups = 1, .least_repeats = 1, .most_repeats = 1, .node_ns = 0, .progress = {}};
+
+int64_t smallest_budget_bytes(const MeasuredStep& measured) {
+  try {
+    plan_step(measured, 0);
+  } catch (const BudgetTooSmall& error) {
+    return error.smallest_budget_bytes();
+  }
+  ADD_FAILURE() << "a plan for no memory at all";
+  return 0;
+}
+
+void expect_within_one_percent(int64_t predicted_bytes, int64_t measured_bytes, const std::string& where) {
+  EXPECT_LE(std::abs(static_cast<double>(measured_bytes - predicted_bytes)),
+            0.01 * static_cast<double>(predicted_bytes))
+      << where << ": predicted " << predicted_bytes << ", measured " << measured_bytes;
+}
+
+TEST_P(ZooTraining, KeepsBudgetsAndBits) {
+  const Meter meter(torch::kCPU);
+  const auto& [name, batch, size, options] = GetParam();
+  torch::manual_seed(1);
+  const Network network = make_zoo_network(name, options);
+  const Tensors inputs = zoo_sample(name, options, batch, size);
+  Trial trial(network, inputs);
+  std::vector<int64_t> plain_peaks;
+  const Outcome expected =
+      trial.run([&](const Tensors& batch_inputs) { return network.forward(batch_inputs)[0]; }, plain_peaks);
+
+  const MeasuredStep measured = measure_step(network, inputs, kQuick);
+  const int64_t before_bytes = measured.before_bytes;
+  const TrainingStep plain_step(measured.measured, measured.step, store_all(measured.step.graph));
+  const int64_t most_bytes = predict(measured, plain_step).peak_bytes;
+  const int64_t least_bytes = smallest_budget_bytes(measured);
+  ASSERT_LT(least_bytes, most_bytes);
+  for (int k = 0; k < kBudgets; ++k) {
+    const int64_t budget_bytes = most_bytes - (most_bytes - least_bytes) * k / (kBudgets - 1);
+    const std::string where = "budget " + std::to_string(budget_bytes) + " of " + std::to_string(most_bytes);
+    const PlannedStep planned = plan_step(measured, budget_bytes);
+    std::vector<int64_t> peaks;
+    EXPECT_EQ(trial.run(planned.step, peaks), expected) << where;
+    for (const int64_t peak_bytes : peaks) {
+      EXPECT_LE(before_bytes + peak_bytes, budget_bytes) << where;
+      expect_within_one_percent(planned.predicted_peak_bytes - before_bytes, peak_bytes, where);
+    }
+    std::printf(
+        "  %4.0f %% of store-all: predicted %.3f MiB, measured %.3f MiB, time x%.3f (plain training %.3f MiB)\n",
+        100.0 * static_cast<double>(budget_bytes - before_bytes) / static_cast<double>(most_bytes - before_bytes),
+        static_cast<double>(planned.predicted_peak_bytes - before_bytes) / (1 << 20),
+        static_cast<double>(peaks.back()) / (1 << 20),
+        static_cast<double>(*planned.plan.time_ns) / static_cast<double>(planned.plan.base_time_ns),
+        static_cast<double>(plain_peaks.back()) / (1 << 20));
+  }
+}
+
+TEST_P(ZooTraining, EveryPlannerIsPredicted) {
+  const Meter meter(torch::kCPU);
+  const auto& [name, batch, size, options] = GetParam();
+  torch::manual_seed(1);
+  const Network network = make_zoo_network(name, options);
+  const MeasuredStep measured = measure_step(network, zoo_sample(name, options, batch, size), kQuick);
+  const TrainingStep plain_step(measured.measured, measured.step, store_all(measured.step.graph));
+  const int64_t most_bytes = predict(measured, plain_step).peak_bytes;
+  int plans = 0;
+  for (const Planner& planner : planners()) {
+    for (const bool reentrant : {false, true}) {
+      if (reentrant && !planner.chooses_checkpoints) continue;
+      TrainOptions by;
+      by.planner = planner.name;
+      by.planner_options.reentrant = reentrant;
+      const std::string where = by.planner + (reentrant ? ", reentrant" : "");
+      try {
+        const int64_t budget_bytes = measured.before_bytes + (most_bytes - measured.before_bytes) * 7 / 10;
+        const PlannedStep planned =
+            plan_step(measured, planner.needs_budget ? std::optional(budget_bytes) : std::nullopt, by);
+        ++plans;
+        ASSERT_TRUE(planned.tried_peak_bytes);
+        expect_within_one_percent(planned.predicted_peak_bytes - measured.before_bytes,
+                                  *planned.tried_peak_bytes - measured.before_bytes, where);
+      } catch (const NotApplicable&) {
+      } catch (const BudgetTooSmall&) {
+      }
+    }
+  }
+  EXPECT_GE(plans, 3);
+}
+
+INSTANTIATE_TEST_SUITE_P(Zoo, ZooTraining, ::testing::ValuesIn(cases()), [](const auto& one) {
+  std::string name = one.param.name;
+  std::erase(name, '-');
+  return name;
+});
+
+TEST(ZooTrainingCases, AreAllOfTheZoo) {
+  std::vector<std::string> names;
+  for (const Case& one : cases()) names.emplace_back(one.name);
+  EXPECT_THAT(names, ::testing::UnorderedElementsAreArray(zoo_names().begin(), zoo_names().end()));
+}
+
+}  // namespace
+}  // namespace headroom
