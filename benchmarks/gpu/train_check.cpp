@@ -1,17 +1,24 @@
-// Trains a network of the zoo on a GPU plainly and under plans of `auto`: predicted against measured memory, and how
-// far the gradients are from plain training's. Usage: train_check NETWORK BATCH
+// Trains a network of the zoo on a GPU plainly and inside budgets: predicted against measured peak, time against plain
+// training, side by side, and how far the gradients are from plain training's.
+//
+//   train_check NETWORK BATCH                 from all of plain training's memory down to the smallest budget
+//   train_check NETWORK BATCH BUDGET_BYTES    one budget, with the process limited to 1.05 of it from its start
+//
+// Exit status 1: a measured peak above its budget, or more than 2 % from the prediction.
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <cuda_runtime_api.h>
 #include <torch/cuda.h>
+#include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <string>
 
-#include "headroom/core/simulate.h"
-#include "headroom/plan/planners.h"
-#include "headroom/runtime/executor.h"
-#include "headroom/runtime/measure.h"
 #include "headroom/runtime/meter.h"
+#include "headroom/runtime/train.h"
 #include "headroom/zoo/zoo.h"
 
 namespace headroom {
@@ -19,26 +26,31 @@ namespace {
 
 constexpr double kMiB = 1 << 20;
 
+double mib(int64_t bytes) { return static_cast<double>(bytes) / kMiB; }
+
 struct Outcome {
   Tensors gradients;
   int64_t peak_bytes = 0;  ///< beyond what was there before the step
+  double time_ms = 0;
 };
 
-/// One step from the same seed; a first one warms up.
+/// One step from the same seed.
 template <typename Step>
-Outcome train(const Network& network, const Tensors& inputs, Meter& meter, const Step& step) {
+Outcome run(const Network& network, const Tensors& inputs, Meter& meter, const Step& step) {
+  for (const torch::Tensor& parameter : network.parameters()) parameter.mutable_grad().reset();
+  torch::cuda::synchronize();
+  const int64_t before = meter.current_bytes();
+  meter.reset_peak();
+  torch::manual_seed(5);
+  const auto start = std::chrono::steady_clock::now();
+  step(inputs).backward();
+  torch::cuda::synchronize();
   Outcome outcome;
-  for (int i = 0; i < 2; ++i) {
-    outcome.gradients.clear();
-    for (const torch::Tensor& parameter : network.parameters()) parameter.mutable_grad().reset();
-    torch::cuda::synchronize();
-    const int64_t before = meter.current_bytes();
-    meter.reset_peak();
-    torch::manual_seed(5);
-    step(inputs).backward();
-    torch::cuda::synchronize();
-    outcome.peak_bytes = meter.peak_bytes() - before;
-    for (const torch::Tensor& parameter : network.parameters()) outcome.gradients.push_back(parameter.grad().clone());
+  outcome.time_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  outcome.peak_bytes = meter.peak_bytes() - before;
+  for (const torch::Tensor& parameter : network.parameters()) {
+    outcome.gradients.push_back(parameter.grad().cpu());
+    parameter.mutable_grad().reset();
   }
   return outcome;
 }
@@ -49,48 +61,134 @@ double largest_difference(const Tensors& one, const Tensors& other) {
   return largest;
 }
 
-void check(const std::string& name, int64_t batch) {
+double median(std::vector<double> numbers) {
+  std::ranges::sort(numbers);
+  return numbers[numbers.size() / 2];
+}
+
+struct Bench {
+  Network network;
+  Tensors inputs;
+};
+
+Bench make_bench(const std::string& name, int64_t batch) {
   const torch::Device device(torch::kCUDA, 0);
-  Meter meter(device);
   torch::manual_seed(1);
-  const Network network = make_zoo_network(name);
+  Network network = make_zoo_network(name);
   network.to(device);
-  const Tensors inputs = zoo_sample(name, {}, batch, 0, device);
-  const auto plainly = [&](const Tensors& batch_inputs) { return network.forward(batch_inputs)[0]; };
-  const Outcome plain = train(network, inputs, meter, plainly);
-  const Outcome again = train(network, inputs, meter, plainly);
-  std::printf("%s, batch %ld: plain training takes %.1f MiB; its gradients differ from its own by %g\n", name.c_str(),
-              static_cast<long>(batch), static_cast<double>(plain.peak_bytes) / kMiB,
+  return {std::move(network), zoo_sample(name, {}, batch, 0, device)};
+}
+
+bool report(const char* what, int64_t before_bytes, int64_t budget_bytes, const PlannedStep& planned, Outcome outcome) {
+  const double predicted = mib(planned.predicted_peak_bytes - before_bytes);
+  const double measured = mib(outcome.peak_bytes);
+  const double error = 100 * (measured / predicted - 1);
+  const bool is_right = before_bytes + outcome.peak_bytes <= budget_bytes && std::abs(error) <= 2;
+  std::printf("  %-9s budget %8.1f MiB, predicted %8.1f, measured %8.1f (%+.2f %%)%s", what,
+              mib(budget_bytes - before_bytes), predicted, measured, error, is_right ? "" : " WRONG");
+  return is_right;
+}
+
+bool check_budgets(const std::string& name, int64_t batch) {
+  Meter meter(torch::Device(torch::kCUDA, 0));
+  const Bench bench = make_bench(name, batch);
+  const int64_t bare_bytes = meter.current_bytes();
+  const auto plainly = [&](const Tensors& batch_inputs) { return bench.network.forward(batch_inputs)[0]; };
+  run(bench.network, bench.inputs, meter, plainly);
+  const Outcome plain = run(bench.network, bench.inputs, meter, plainly);
+  const Outcome again = run(bench.network, bench.inputs, meter, plainly);
+  std::printf("%s, batch %ld: plain training takes %.1f MiB and %.2f ms; its gradients differ from its own by %g\n",
+              name.c_str(), static_cast<long>(batch), mib(plain.peak_bytes), again.time_ms,
               largest_difference(again.gradients, plain.gradients));
 
-  const NetworkCosts costs = measure(network, inputs);
-  const StepGraph step = make_step_graph(network, costs);
-  const Problem problem = make_problem(step);
-  const int64_t resident_bytes = step.graph.resident_bytes();
-  const int64_t store_all_bytes = simulate(step.graph, store_all(step.graph)).peak_bytes - resident_bytes;
-  for (const int percent : {100, 80, 60, 50, 40, 30}) {
-    const Plan plan = make_plan(get_planner("auto"), problem, {resident_bytes + store_all_bytes * percent / 100, {}});
-    if (!plan.result.schedule) {
-      std::printf("  %3d %%: below the smallest budget\n", percent);
-      continue;
-    }
-    const TrainingStep trainer(network, costs, step, *plan.result.schedule);
-    const Outcome outcome = train(network, inputs, meter, trainer);
-    const auto predicted_bytes = static_cast<double>(*plan.peak_bytes - resident_bytes + trainer.beside_bytes());
-    const auto measured_bytes = static_cast<double>(outcome.peak_bytes);
-    std::printf("  %3d %%: predicted %.1f MiB, measured %.1f MiB (%+.2f %%), gradients differ by %g\n", percent,
-                predicted_bytes / kMiB, measured_bytes / kMiB, 100 * (measured_bytes / predicted_bytes - 1),
-                largest_difference(outcome.gradients, plain.gradients));
+  const auto start = std::chrono::steady_clock::now();
+  const MeasuredStep measured = measure_step(bench.network, bench.inputs);
+  const double measure_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const int64_t before_bytes = measured.before_bytes;
+  int64_t largest_workspace_bytes = 0;
+  for (const NodeCosts& costs : measured.measured.costs.nodes)
+    largest_workspace_bytes = std::max(largest_workspace_bytes, costs.record_workspace_bytes);
+  std::printf("  measured in %.1f s; libraries keep %.1f MiB for good, and take up to %.1f MiB while a node records\n",
+              measure_s, mib(before_bytes - bare_bytes), mib(largest_workspace_bytes));
+
+  const TrainingStep all(measured.measured, measured.step, store_all(measured.step.graph));
+  const int64_t most_bytes = predict(measured, all).peak_bytes - before_bytes;
+  int64_t least_bytes = 0;
+  try {
+    plan_step(measured, 0);
+  } catch (const BudgetTooSmall& error) {
+    least_bytes = error.smallest_budget_bytes() - before_bytes;
   }
+  std::vector<std::pair<std::string, int64_t>> budgets;
+  for (const int percent : {100, 80, 60, 50, 40, 30})
+    if (most_bytes * percent / 100 > least_bytes)
+      budgets.emplace_back(std::to_string(percent) + " %", before_bytes + most_bytes * percent / 100);
+  budgets.emplace_back("smallest", before_bytes + least_bytes + least_bytes / 100);
+  bool all_right = true;
+  for (const auto& [what, budget_bytes] : budgets) {
+    try {
+      const PlannedStep planned = plan_step(measured, budget_bytes);
+      run(bench.network, bench.inputs, meter, planned.step);
+      std::vector<double> plain_ms;
+      std::vector<double> planned_ms;
+      Outcome outcome;
+      for (int i = 0; i < 5; ++i) {
+        plain_ms.push_back(run(bench.network, bench.inputs, meter, plainly).time_ms);
+        outcome = run(bench.network, bench.inputs, meter, planned.step);
+        planned_ms.push_back(outcome.time_ms);
+      }
+      const double difference = largest_difference(outcome.gradients, plain.gradients);
+      all_right &= report(what.c_str(), before_bytes, budget_bytes, planned, std::move(outcome));
+      std::printf(", time x%.3f (planned x%.3f), gradients differ by %g\n", median(planned_ms) / median(plain_ms),
+                  static_cast<double>(*planned.plan.time_ns) / static_cast<double>(planned.plan.base_time_ns),
+                  difference);
+    } catch (const BudgetTooSmall& error) {
+      std::printf("  %-9s %s\n", what.c_str(), error.what());
+      all_right = false;
+    }
+  }
+  return all_right;
+}
+
+bool check_limited(const std::string& name, int64_t batch, int64_t budget_bytes) {
+  const torch::Device device(torch::kCUDA, 0);
+  Meter meter(device);
+  size_t free_bytes = 0;
+  size_t device_bytes = 0;
+  cudaMemGetInfo(&free_bytes, &device_bytes);
+  c10::cuda::CUDACachingAllocator::setMemoryFraction(
+      1.05 * static_cast<double>(budget_bytes) / static_cast<double>(device_bytes), 0);
+  const Bench bench = make_bench(name, batch);
+  const MeasuredStep measured = measure_step(bench.network, bench.inputs);
+  const PlannedStep planned = plan_step(measured, budget_bytes);
+  torch::optim::SGD optimizer(bench.network.parameters(), torch::optim::SGDOptions(0.01));
+  meter.reset_peak();
+  for (int i = 0; i < 10; ++i) {
+    optimizer.zero_grad();
+    planned.step(bench.inputs).backward();
+    optimizer.step();
+  }
+  torch::cuda::synchronize();
+  Outcome outcome;
+  outcome.peak_bytes = meter.peak_bytes() - measured.before_bytes;
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
+  const bool is_right = report("limited", measured.before_bytes, budget_bytes, planned, std::move(outcome));
+  std::printf(", 10 steps with the process held to %.1f MiB, of which it had taken %.1f\n",
+              1.05 * mib(budget_bytes), mib(stats.reserved_bytes[0].peak));
+  return is_right;
 }
 
 }  // namespace
 }  // namespace headroom
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::fprintf(stderr, "usage: train_check NETWORK BATCH\n");
+  if (argc != 3 && argc != 4) {
+    std::fprintf(stderr, "usage: train_check NETWORK BATCH [BUDGET_BYTES]\n");
     return 2;
   }
-  headroom::check(argv[1], std::stol(argv[2]));
+  const std::string name = argv[1];
+  const long batch = std::stol(argv[2]);
+  return (argc == 3 ? headroom::check_budgets(name, batch) : headroom::check_limited(name, batch, std::stoll(argv[3])))
+             ? 0
+             : 1;
 }

@@ -23,6 +23,7 @@ struct TrainingStep::Program {
       : network(std::move(of)), step(std::move(graph)), schedule(std::move(by)) {}
 
   struct NodeRules {
+    int runs = 0;
     bool replays_random = false;  ///< runs again and draws
     bool keeps_state = false;     ///< runs again and changes buffers
     bool records_to_run = false;
@@ -54,11 +55,8 @@ class Frame {
         nodes_(program_->network.nodes().size()),
         parameter_gradients_(program_->parameters.size()) {
     // Made here, so that they are there for the whole step; filled when the node runs.
-    for (size_t n = 0; n < nodes_.size(); ++n) {
-      if (!program_->rules[n].keeps_state) continue;
-      nodes_[n].buffers_before = copy_buffers(program_->network.nodes()[n].buffers);
-      nodes_[n].buffers_after = copy_buffers(program_->network.nodes()[n].buffers);
-    }
+    for (size_t n = 0; n < nodes_.size(); ++n)
+      if (program_->rules[n].keeps_state) nodes_[n].buffers = copy_buffers(program_->network.nodes()[n].buffers);
   }
 
   const Program& program() const { return *program_; }
@@ -92,11 +90,11 @@ class Frame {
   };
 
   struct NodeState {
-    bool has_run = false;
-    std::vector<int64_t> shape;  ///< of its output, when it ran first
-    std::optional<RandomState> random_before;
-    Tensors buffers_before;
-    Tensors buffers_after;
+    int runs = 0;
+    // As it ran first:
+    std::vector<int64_t> shape;  ///< of its output
+    std::optional<RandomState> random;
+    Tensors buffers;  ///< before it
   };
 
   Tensors arguments(size_t n) const {
@@ -118,39 +116,24 @@ class Frame {
   }
 
   void run_forward(const StepOp& how) {
-    const size_t n = how.node;
-    NodeState& state = nodes_[n];
-    const NetworkNode& node = program_->network.nodes()[n];
-    const Program::NodeRules& rules = program_->rules[n];
-    const torch::Device device = inputs_[0].device();
-    std::optional<RandomState> random_after;
-    if (rules.replays_random && !state.has_run) state.random_before = RandomState::now(device);
-    if (state.has_run) {
-      if (rules.replays_random) {
-        random_after = RandomState::now(device);
-        state.random_before->restore();
-      }
-      copy_into(state.buffers_after, node.buffers);
-      restore_buffers(node.buffers, state.buffers_before);
-    } else {
-      copy_into(state.buffers_before, node.buffers);
-    }
-    torch::Tensor& value = slots_[index(program_->step.node_outputs[n])].tensor;
-    if (how.kind == StepOpKind::kRecord) {
-      NodeOutput made = record_node(node, arguments(n), program_->network.trained_inputs(node, inputs_));
-      value = std::move(made.output);
-      slots_[index(program_->step.node_tapes[n])].tape = std::move(made.tape);
-    } else {
-      value = forward_node(node, arguments(n), rules.records_to_run);
-    }
-    if (!value.defined()) throw std::runtime_error("node " + quote(node.name) + " returned no tensor");
-    if (!state.has_run) {
-      state.has_run = true;
+    NodeState& state = nodes_[how.node];
+    const NetworkNode& node = program_->network.nodes()[how.node];
+    const Program::NodeRules& rules = program_->rules[how.node];
+    torch::Tensor& value = slots_[index(program_->step.node_outputs[how.node])].tensor;
+    if (state.runs++ == 0) {
+      if (rules.replays_random) state.random = RandomState::now(inputs_[0].device());
+      for (size_t i = 0; i < state.buffers.size(); ++i) state.buffers[i].copy_(node.buffers[i]);
+      compute(how, value);
       state.shape = value.sizes().vec();
       return;
     }
-    if (random_after) random_after->restore();
-    restore_buffers(node.buffers, state.buffers_after);
+    {
+      // Running changes the buffers that it is given.
+      const bool is_last = state.runs == rules.runs;
+      const EarlierState earlier(inputs_[0].device(), state.random, node.buffers,
+                                 is_last ? state.buffers : copy_buffers(state.buffers));
+      compute(how, value);
+    }
     if (!value.sizes().equals(state.shape)) {
       std::ostringstream text;
       text << "node " << quote(node.name) << " gave " << at::IntArrayRef(state.shape) << " first and " << value.sizes()
@@ -159,9 +142,16 @@ class Frame {
     }
   }
 
-  /// Only where there are copies: `to` is empty for nodes that keep none.
-  static void copy_into(const Tensors& to, const Tensors& from) {
-    for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+  void compute(const StepOp& how, torch::Tensor& value) {
+    const NetworkNode& node = program_->network.nodes()[how.node];
+    if (how.kind == StepOpKind::kRecord) {
+      NodeOutput made = record_node(node, arguments(how.node), program_->network.trained_inputs(node, inputs_));
+      value = std::move(made.output);
+      slots_[index(program_->step.node_tapes[how.node])].tape = std::move(made.tape);
+    } else {
+      value = forward_node(node, arguments(how.node), program_->rules[how.node].records_to_run);
+    }
+    if (!value.defined()) throw std::runtime_error("node " + quote(node.name) + " returned no tensor");
   }
 
   void run_backward(const StepOp& how, bool takes_over) {
@@ -256,7 +246,7 @@ TrainingStep::TrainingStep(const MeasuredNetwork& measured, StepGraph step, Sche
   for (size_t n = 0; n < costs.size(); ++n) {
     const bool runs_again = runs[n] > 1;
     Program::NodeRules rules{
-        runs_again && costs[n].draws, runs_again && costs[n].changes_buffers, costs[n].records_to_run, {}};
+        runs[n], runs_again && costs[n].draws, runs_again && costs[n].changes_buffers, costs[n].records_to_run, {}};
     for (const torch::Tensor& parameter : program->network.nodes()[n].parameters)
       rules.parameters.push_back(places.at(parameter.unsafeGetTensorImpl()));
     program->rules.push_back(std::move(rules));
@@ -274,11 +264,16 @@ int64_t TrainingStep::beside_bytes() const {
   const Graph& graph = program_->step.graph;
   int64_t bytes =
       graph.value(program_->step.loss_gradient).bytes + graph.value(program_->step.node_outputs.back()).bytes;
-  for (size_t n = 0; n < program_->rules.size(); ++n)
-    if (program_->rules[n].keeps_state)
-      for (const torch::Tensor& buffer : program_->network.nodes()[n].buffers)
-        bytes += 2 * allocated_bytes(static_cast<int64_t>(buffer.nbytes()), buffer.device());
-  return bytes;
+  int64_t most_again_bytes = 0;  // of copies for a run that is not the last: one node's at a time
+  for (size_t n = 0; n < program_->rules.size(); ++n) {
+    if (!program_->rules[n].keeps_state) continue;
+    int64_t copies_bytes = 0;
+    for (const torch::Tensor& buffer : program_->network.nodes()[n].buffers)
+      copies_bytes += allocated_bytes(static_cast<int64_t>(buffer.nbytes()), buffer.device());
+    bytes += copies_bytes;
+    if (program_->rules[n].runs > 2) most_again_bytes = std::max(most_again_bytes, copies_bytes);
+  }
+  return bytes + most_again_bytes;
 }
 
 torch::Tensor TrainingStep::operator()(const Tensors& inputs) const {

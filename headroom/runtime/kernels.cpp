@@ -175,6 +175,24 @@ bool RandomState::operator==(const RandomState& other) const {
   return generator_.get_state().equal(other.generator_.get_state());
 }
 
+EarlierState::EarlierState(torch::Device device, const std::optional<RandomState>& random, Tensors buffers,
+                           const Tensors& then)
+    : buffers_(std::move(buffers)) {
+  if (random) {
+    random_now_ = RandomState::now(device);
+    random->restore();
+  }
+  for (size_t i = 0; i < then.size(); ++i) {
+    now_.push_back(buffers_[i].variable_data());
+    buffers_[i].set_data(then[i]);
+  }
+}
+
+EarlierState::~EarlierState() {
+  if (random_now_) random_now_->restore();
+  for (size_t i = 0; i < now_.size(); ++i) buffers_[i].set_data(now_[i]);
+}
+
 KeptState::KeptState(Tensors buffers, torch::Device device)
     : device_(device),
       random_(RandomState::now(device)),

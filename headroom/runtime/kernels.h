@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "headroom/runtime/network.h"
@@ -55,6 +56,21 @@ class RandomState {
 /// Makes buffers hold these values, without autograd noticing; nothing where nothing was saved.
 void restore_buffers(const Tensors& buffers, const Tensors& saved);
 Tensors copy_buffers(const Tensors& buffers);
+
+/// While it lives, the random numbers to come and the buffers are those of an earlier moment. `buffers` get the memory of
+/// `then` (empty: they stay as they are) and their own back afterwards: nothing is copied, and autograd notices nothing.
+class EarlierState {
+ public:
+  EarlierState(torch::Device device, const std::optional<RandomState>& random, Tensors buffers, const Tensors& then);
+  ~EarlierState();
+  EarlierState(const EarlierState&) = delete;
+  EarlierState& operator=(const EarlierState&) = delete;
+
+ private:
+  std::optional<RandomState> random_now_;
+  Tensors buffers_;
+  Tensors now_;
+};
 
 /// Random numbers to come and buffers as they are at its construction, put back at its end.
 class KeptState {

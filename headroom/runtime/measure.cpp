@@ -26,11 +26,51 @@ int64_t sum_of_storages(const Tensors& tensors) {
   return sum;
 }
 
-Tensors clones(const Tensors& tensors) {
-  Tensors result;
-  for (const torch::Tensor& tensor : tensors) result.push_back(tensor.defined() ? tensor.clone() : tensor);
-  return result;
-}
+/// A gradient that is used up several times. Away from the host it is kept there in the meantime, unless others have its
+/// memory too or it has more than it shows: then it stays, and is used up only when it is taken.
+class Spare {
+ public:
+  explicit Spare(torch::Tensor tensor) : tensor_(std::move(tensor)) {
+    if (!tensor_.defined() || tensor_.is_cpu()) return;
+    const bool is_shared = tensor_.use_count() > 1 || tensor_.storage().use_count() > 1;
+    if (is_shared || !tensor_.is_non_overlapping_and_dense() || tensor_.storage().nbytes() != tensor_.nbytes()) return;
+    device_ = tensor_.device();
+    tensor_ = tensor_.cpu();
+  }
+
+  torch::Tensor copy() const {
+    if (!tensor_.defined()) return tensor_;
+    if (device_) return tensor_.to(*device_);
+    return tensor_.is_cpu() ? tensor_.clone() : tensor_;
+  }
+
+  torch::Tensor take() { return device_ ? tensor_.to(*device_) : std::move(tensor_); }
+
+ private:
+  torch::Tensor tensor_;
+  std::optional<torch::Device> device_;  ///< where it belongs, if it is not there
+};
+
+/// What a backward is given, see backward_node().
+struct Givens {
+  Spare gradient;
+  std::vector<Spare> inputs;
+  std::vector<Spare> parameters;
+
+  NodeGradients copy_sums() const {
+    NodeGradients sums;
+    for (const Spare& one : inputs) sums.inputs.push_back(one.copy());
+    for (const Spare& one : parameters) sums.parameters.push_back(one.copy());
+    return sums;
+  }
+
+  NodeGradients take_sums() {
+    NodeGradients sums;
+    for (Spare& one : inputs) sums.inputs.push_back(one.take());
+    for (Spare& one : parameters) sums.parameters.push_back(one.take());
+    return sums;
+  }
+};
 
 std::string shape_of(const torch::Tensor& tensor) {
   std::ostringstream text;
@@ -220,55 +260,57 @@ class Measurer {
     costs.forward_workspace_bytes = again.peak_bytes - again.made_bytes;
   }
 
-  /// What later nodes gave the inputs and parameters of node n. It is taken from here.
-  NodeGradients take_sums(size_t n) {
+  /// The gradient of node n's output, and what later nodes gave its inputs and parameters. They are taken from here.
+  Givens take_givens(size_t n) {
     const NetworkNode& node = network_.nodes()[n];
-    NodeGradients sums;
-    sums.inputs.resize(node.inputs.size());
-    for (size_t k = 0; k < node.inputs.size(); ++k) std::swap(sums.inputs[k], gradients_[index(node.inputs[k])]);
-    for (const torch::Tensor& parameter : node.parameters) {
-      sums.parameters.emplace_back();
-      std::swap(sums.parameters.back(), parameter_gradients_[parameter.unsafeGetTensorImpl()]);
-    }
-    return sums;
+    Givens givens{Spare(std::exchange(gradients_[index(network_.wire_of_node(n))], {})), {}, {}};
+    for (const Wire wire : node.inputs) givens.inputs.emplace_back(std::exchange(gradients_[index(wire)], {}));
+    for (const torch::Tensor& parameter : node.parameters)
+      givens.parameters.emplace_back(std::exchange(parameter_gradients_[parameter.unsafeGetTensorImpl()], {}));
+    return givens;
   }
 
   void measure_backward(size_t n) {
     const NetworkNode& node = network_.nodes()[n];
     NodeCosts& costs = costs_.nodes[n];
     const Tensors from = arguments(n);
-    torch::Tensor gradient = std::exchange(gradients_[index(network_.wire_of_node(n))], {});
-    // The gradient of the loss is autograd's and stays.
-    const torch::Tensor kept = n + 1 == network_.nodes().size() ? gradient : torch::Tensor();
-    NodeGradients sums = take_sums(n);
+    Givens givens = take_givens(n);
+    NodeGradients gradients;
+    const auto run = [&](NodeOutput made, torch::Tensor gradient, NodeGradients sums) {
+      made.output.reset();
+      return bench_.read(
+          [&] { gradients = backward_node(node, std::move(made.tape), std::move(gradient), std::move(sums)); });
+    };
     Times times(options_);
     for (int i = -options_.warmups; i <= 0 || !times.are_enough(); ++i) {
-      NodeOutput made = record(n, from);
-      made.output.reset();
-      torch::Tensor copy = gradient.defined() ? gradient.clone() : gradient;
-      NodeGradients copies{clones(sums.inputs), clones(sums.parameters)};
-      NodeGradients gradients;
-      const Reading reading = bench_.read(
-          [&] { gradients = backward_node(node, std::move(made.tape), std::move(copy), std::move(copies)); });
+      gradients = {};
+      const Reading reading = run(record(n, from), givens.gradient.copy(), givens.copy_sums());
       if (i >= 0) times.add(reading.time_ns);
     }
     costs.backward_ns = times.median_ns();
-    const int64_t held_peak_bytes = [&] {
+    gradients = {};
+    std::optional<int64_t> held_peak_bytes;
+    try {
       NodeOutput made = record(n, from);
-      NodeGradients copies{clones(sums.inputs), clones(sums.parameters)};
-      return bench_.read([&] { backward_node(node, std::move(made.tape), gradient, std::move(copies)); }).peak_bytes;
-    }();
+      const torch::Tensor output = made.output;
+      const torch::Tensor gradient = givens.gradient.copy();
+      held_peak_bytes = run(std::move(made), gradient, givens.copy_sums()).peak_bytes;
+    } catch (const std::runtime_error&) {
+      // It has run before: there is not enough memory to keep more than a backward must.
+    }
+    gradients = {};
 
     // Once as the executor does it: gradients that share memory share it here too.
+    torch::Tensor gradient = givens.gradient.take();
+    NodeGradients sums = givens.take_sums();
+    // The gradient of the loss is autograd's and stays.
+    const torch::Tensor kept = n + 1 == network_.nodes().size() ? gradient : torch::Tensor();
+    const int64_t gradient_bytes = storage_bytes(gradient);
     std::vector<bool> is_new;
     for (const torch::Tensor& sum : sums.parameters) is_new.push_back(!sum.defined());
     std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> given;
     if (gradient.defined()) given = gradient.storage().getWeakStorageImpl();
-    NodeOutput made = record(n, from);
-    made.output.reset();
-    NodeGradients gradients;
-    const Reading reading = bench_.read(
-        [&] { gradients = backward_node(node, std::move(made.tape), std::move(gradient), std::move(sums)); });
+    const Reading reading = run(record(n, from), std::move(gradient), std::move(sums));
     for (size_t k = 0; k < is_new.size(); ++k)
       if (is_new[k]) costs.parameter_gradient_bytes += storage_bytes(gradients.parameters[k]);
     int64_t made_bytes = costs.parameter_gradient_bytes;
@@ -290,7 +332,8 @@ class Measurer {
       costs.input_gradients.push_back(memory);
     }
     costs.backward_workspace_bytes = reading.peak_bytes - made_bytes;
-    costs.held_backward_workspace_bytes = std::max(held_peak_bytes - made_bytes, costs.backward_workspace_bytes);
+    const int64_t held_bytes = held_peak_bytes.value_or(reading.peak_bytes + costs.output_bytes + gradient_bytes);
+    costs.held_backward_workspace_bytes = std::max(held_bytes - made_bytes, costs.backward_workspace_bytes);
     for (size_t k = 0; k < node.inputs.size(); ++k)
       if (gradients.inputs[k].defined()) gradients_[index(node.inputs[k])] = std::move(gradients.inputs[k]);
     for (size_t k = 0; k < node.parameters.size(); ++k) {

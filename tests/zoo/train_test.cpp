@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "headroom/plan/checkpoints.h"
 #include "headroom/runtime/meter.h"
 #include "headroom/zoo/zoo.h"
 
@@ -39,9 +40,9 @@ const std::vector<Case>& cases() {
       {"alexnet", 8, 96},       {"vgg11", 4, 64},          {"vgg13", 4, 64},
       {"vgg16", 4, 64},         {"vgg19", 4, 64},          {"resnet18", 8, 64},
       {"resnet34", 8, 64},      {"resnet50", 8, 64},       {"resnet101", 4, 64},
-      {"resnet152", 4, 64},     {"resnet1001", 4, 32},     {"densenet121", 4, 64},
-      {"densenet161", 2, 64},   {"densenet169", 4, 64},    {"densenet201", 4, 64},
-      {"inception-v3", 2, 112}, {"darts", 4, 32},          {"unet", 2, 96},
+      {"resnet152", 4, 64},     {"resnet1001", 2, 16},     {"densenet121", 2, 64},
+      {"densenet161", 2, 64},   {"densenet169", 2, 64},    {"densenet201", 2, 64},
+      {"inception-v3", 2, 112}, {"darts", 2, 16},          {"unet", 1, 64},
       {"gpt-tiny", 4, 64},      {"gpt2", 4, 64, narrow()}, {"gpt2-medium", 4, 64, narrow()},
   };
   return all;
@@ -233,6 +234,52 @@ TEST_P(ZooTraining, EveryPlannerIsPredicted) {
     }
   }
   EXPECT_GE(plans, 3);
+}
+
+/// Memory at every point of a step: during each run of the schedule, and after the drops that follow it.
+void expect_predicted_at_every_point(const char* name, int64_t batch, int64_t size, const std::vector<int>& checkpoints,
+                                     bool reentrant) {
+  Meter meter(torch::kCPU);
+  torch::manual_seed(1);
+  const Network network = make_zoo_network(name);
+  const MeasuredStep measured = measure_step(network, zoo_sample(name, {}, batch, size), kQuick);
+  ASSERT_TRUE(measured.problem.chain);
+  TrainingStep step(measured.measured, measured.step,
+                    checkpoint_schedule(measured.problem.chain->length(), checkpoints, {reentrant}));
+  const Simulation predicted = predict(measured, step);
+  const std::vector<Step>& steps = step.schedule().steps;
+  size_t points = 0;
+  int64_t moment_bytes = 0;
+  step.observe([&](size_t i) {
+    meter.mark("");
+    if (steps[i].is_run()) moment_bytes = meter.timeline().back().peak_bytes;
+    if (i + 1 < steps.size() && !steps[i + 1].is_run()) return;
+    size_t run = i;
+    while (!steps[run].is_run()) --run;
+    const std::string where = std::string(name) + " at step " + std::to_string(run);
+    expect_within_one_percent(predicted.moment_bytes[run] - measured.before_bytes, moment_bytes - measured.before_bytes,
+                              where);
+    expect_within_one_percent(predicted.after_bytes[i] - measured.before_bytes,
+                              meter.timeline().back().current_bytes - measured.before_bytes, where + ", after it");
+    ++points;
+  });
+  meter.mark("start");
+  step(measured.sample).backward();
+  // Each stage but those after the last checkpoint runs three times: F, R, B.
+  const auto stages = static_cast<size_t>(measured.problem.chain->length());
+  EXPECT_EQ(points, 2 * stages + (checkpoints.empty() ? 0 : static_cast<size_t>(checkpoints.back())));
+}
+
+TEST(ZooTimeline, OfVgg19With3And11And24) {
+  torch::set_num_threads(1);
+  expect_predicted_at_every_point("vgg19", 4, 64, {3, 11, 24}, false);
+  expect_predicted_at_every_point("vgg19", 4, 64, {3, 11, 24}, true);
+}
+
+TEST(ZooTimeline, OfAlexNet) {
+  torch::set_num_threads(1);
+  expect_predicted_at_every_point("alexnet", 8, 96, {}, false);
+  for (const bool reentrant : {false, true}) expect_predicted_at_every_point("alexnet", 8, 96, {3, 6, 9}, reentrant);
 }
 
 INSTANTIATE_TEST_SUITE_P(Zoo, ZooTraining, ::testing::ValuesIn(cases()), [](const auto& one) {

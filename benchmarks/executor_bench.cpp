@@ -1,0 +1,68 @@
+// What the executor itself costs: plain LibTorch training against the executor by store-all, step by step in turn, so that
+// both see the same machine.
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+
+#include "headroom/runtime/train.h"
+#include "headroom/zoo/zoo.h"
+
+namespace headroom {
+namespace {
+
+struct Case {
+  const char* name;
+  int64_t batch;
+  int64_t size;
+};
+
+constexpr std::array<Case, 5> kCases = {
+    {{"resnet50", 8, 64}, {"densenet121", 8, 64}, {"vgg11", 2, 96}, {"unet", 1, 96}, {"gpt-tiny", 32, 64}}};
+constexpr int kTurns = 15;
+
+template <typename Step>
+double time_ms(const MeasuredStep& measured, const Step& step) {
+  for (const torch::Tensor& parameter : measured.measured.network.parameters()) parameter.mutable_grad().reset();
+  const auto start = std::chrono::steady_clock::now();
+  step(measured.sample).backward();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> numbers) {
+  std::ranges::sort(numbers);
+  return numbers[numbers.size() / 2];
+}
+
+void compare(const Case& one) {
+  torch::manual_seed(1);
+  const Network network = make_zoo_network(one.name);
+  const MeasuredStep measured = measure_step(network, zoo_sample(one.name, {}, one.batch, one.size));
+  const TrainingStep step(measured.measured, measured.step, store_all(measured.step.graph));
+  const auto plainly = [&](const Tensors& inputs) { return network.forward(inputs)[0]; };
+  std::vector<double> plain_ms;
+  std::vector<double> executor_ms;
+  std::vector<double> ratios;
+  for (int i = -2; i < kTurns; ++i) {
+    // Each goes first every other turn.
+    double of_plain = i % 2 == 0 ? time_ms(measured, plainly) : 0;
+    const double of_executor = time_ms(measured, step);
+    if (i % 2 != 0) of_plain = time_ms(measured, plainly);
+    if (i < 0) continue;
+    plain_ms.push_back(of_plain);
+    executor_ms.push_back(of_executor);
+    ratios.push_back(of_executor / of_plain);
+  }
+  std::printf("%-12s batch %3ld: plain %8.2f ms, store-all by the executor %8.2f ms, x%.3f (median of %d turns)\n",
+              one.name, static_cast<long>(one.batch), median(plain_ms), median(executor_ms), median(ratios), kTurns);
+}
+
+}  // namespace
+}  // namespace headroom
+
+int main() {
+  torch::set_num_threads(1);  // more would mostly measure who else is on the machine
+  for (const headroom::Case& one : headroom::kCases) headroom::compare(one);
+}
