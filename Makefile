@@ -8,9 +8,9 @@ JOBS ?= $(shell nproc)
 # clang 14's sanitizers do not start on kernels that randomise addresses widely.
 SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 TORCH_PREFIX := .venv/bin/python -W ignore -c 'import torch; print(torch.utils.cmake_prefix_path)'
-CPP_FILES := find headroom tests benchmarks -name '*.h' -o -name '*.cpp'
+CPP_FILES := find headroom tests benchmarks examples -name '*.h' -o -name '*.cpp'
 
-.PHONY: help build test demo bench lint format clean torch test-dev test-asan test-tsan
+.PHONY: help build train test demo bench lint format clean torch test-dev test-asan test-tsan
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -23,7 +23,12 @@ build:  ## compile build/headroom
 test: test-dev test-asan test-tsan lint  ## everything that must pass: tests, sanitizers, fuzzing, lint
 	@echo "make test: all passed"
 
-demo: build  ## plan the examples and compare the planners
+train:  ## compile build/headroom-train as well, which needs PyTorch
+	tools/setup.sh build torch
+	cmake --preset release -DHEADROOM_RUNTIME=ON -DCMAKE_PREFIX_PATH="$$($(TORCH_PREFIX))"
+	cmake --build --preset release --parallel $(JOBS) --target headroom headroom-train
+
+demo: train  ## train a GPT and a DenseNet, plainly and in a third of the memory
 	@tools/demo.sh
 
 bench:  ## compile and run the benchmarks
@@ -54,7 +59,7 @@ lint:  ## check formatting, C++ by clang-tidy, Python by ruff
 	tools/setup.sh test
 	cmake --preset asan
 	$(CPP_FILES) | xargs clang-format-14 --dry-run -Werror
-	find headroom/{core,io,plan,cli} -name '*.cpp' | sort | xargs -P $(JOBS) -n 1 clang-tidy-14 -p build/asan --quiet 2> >(grep -v 'warnings generated' >&2)
+	find headroom/{core,io,plan,cli} -name '*.cpp' ! -path headroom/cli/train.cpp | sort | xargs -P $(JOBS) -n 1 clang-tidy-14 -p build/asan --quiet 2> >(grep -v 'warnings generated' >&2)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 

@@ -1,4 +1,5 @@
-# After `cmake --install`, find_package(headroom) gives headroom::core, headroom::io and headroom::plan.
+# After `cmake --install`, find_package(headroom) gives headroom::core, headroom::io and headroom::plan; built with
+# HEADROOM_RUNTIME also headroom::runtime and headroom::zoo, and it finds Torch, which CMAKE_PREFIX_PATH must lead to.
 
 include(CMakePackageConfigHelpers)
 
@@ -7,6 +8,12 @@ install(TARGETS headroom_core headroom_io headroom_plan EXPORT headroom)
 install(TARGETS headroom)
 install(DIRECTORY headroom/core headroom/io headroom/plan
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/headroom FILES_MATCHING PATTERN "*.h")
+if(HEADROOM_RUNTIME)
+  install(TARGETS headroom_runtime headroom_zoo EXPORT headroom)
+  install(TARGETS headroom-train)
+  install(DIRECTORY headroom/runtime headroom/zoo
+          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/headroom FILES_MATCHING PATTERN "*.h")
+endif()
 install(EXPORT headroom NAMESPACE headroom:: FILE headroom-targets.cmake DESTINATION ${package_dir})
 configure_package_config_file(cmake/headroom-config.cmake.in headroom-config.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/headroom-config-version.cmake COMPATIBILITY SameMinorVersion)

@@ -1,20 +1,14 @@
 #!/usr/bin/env bash
-# Plans the examples and compares the planners, each near the least memory that its network can be trained in.
+# Plans a network from a file, then trains two networks on the CPU, plainly and inside a third of the memory that plain
+# training adds to the weights: a GPT on this repository's text, and DenseNet-121 on a random batch.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 show() {
-  printf '\n$ %s\n' "$*"
-  "$@"
+  printf '\n$ %s\n' "$1"
+  eval "$1"
 }
 
-show build/headroom planners
-show build/headroom plan examples/gpt24.json --budget 0.5x
-show build/headroom compare examples/alexnet.json --budgets 0.97x
-show build/headroom compare examples/vgg11.json --budgets 0.9x
-show build/headroom compare examples/vgg13.json --budgets 0.9x
-show build/headroom compare examples/vgg16.json --budgets 0.85x
-show build/headroom compare examples/vgg19.json --budgets 0.8x
-show build/headroom compare examples/resnet50.json --budgets 0.5x
-show build/headroom compare examples/gpt24.json --budgets 0.5x
-show build/headroom compare examples/unet.json --budgets 0.7x
+show 'build/headroom plan examples/gpt24.json --budget 0.5x'
+show 'build/headroom-train gpt-tiny --layers 6 --width 128 --batch 8 --budget 0.33x --steps 40 --learning-rate 0.1 --text README.md docs/*.md headroom/*/*.h'
+show 'build/headroom-train densenet121 --classes 10 --image 128 --batch 4 --budget 0.33x --steps 6 --learning-rate 0.05'

@@ -27,9 +27,9 @@ for network in "vgg19 128" "resnet50 128" "densenet121 32" "vgg19 64" "resnet50 
   # shellcheck disable=SC2086
   "$objects/train_check" $network || status=1
 done
-# Half of what plain training takes, with the process limited to 1.05 of it.
+# Near the smallest budgets, with the process limited to 1.05 of them.
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
-for network in "vgg19 128 7600000000" "resnet50 128 5600000000" "densenet121 32 2200000000"; do
+for network in "vgg19 128 9700000000" "resnet50 128 3400000000" "densenet121 32 900000000"; do
   echo "$network"
   # shellcheck disable=SC2086
   "$objects/train_check" $network || status=1

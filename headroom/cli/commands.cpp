@@ -20,14 +20,6 @@ Problem load_problem(const Arguments& arguments) {
   return std::visit([](const auto& one) { return make_problem(one); }, either);
 }
 
-PlanLimits limits_of(const Arguments& arguments) {
-  PlanLimits limits;
-  limits.threads = arguments.threads;
-  if (arguments.effort == Effort::kLow) limits.max_states /= 10;
-  if (arguments.effort == Effort::kHigh) limits.max_states *= 10;
-  return limits;
-}
-
 /// What all rows of a table are measured against.
 struct Baseline {
   explicit Baseline(const Graph& graph) {
@@ -126,7 +118,7 @@ ExitStatus run_simulate(const Arguments& arguments) {
   const Graph& graph = problem.graph;
   const Schedule schedule = read_schedule(read_file(arguments.schedule_file), arguments.schedule_file, graph);
   const Simulation simulation = simulate(graph, schedule);
-  if (arguments.trace) write_file_atomically(*arguments.trace, chrome_trace(graph, schedule, simulation));
+  if (arguments.trace) write_file_atomically(*arguments.trace, chrome_trace(graph, schedule, simulation).dump() + "\n");
   std::vector<std::string> alive;
   if (!simulation.error && simulation.peak_step)
     for (const ValueId id : alive_during(graph, schedule, *simulation.peak_step)) alive.push_back(graph.value(id).name);

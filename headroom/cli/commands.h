@@ -4,30 +4,20 @@
 #include <string>
 #include <vector>
 
-#include "headroom/plan/planners.h"
+#include "headroom/cli/options.h"
 
 namespace headroom::cli {
 
-enum class Effort : uint8_t { kLow, kNormal, kHigh };
-
 /// What the command line says, all calls together.
-struct Arguments {
+struct Arguments : PlanArguments {
   std::string file;
   std::string schedule_file;
-  std::string planner = "auto";
-  std::optional<std::string> budget;
   std::vector<std::string> budgets;
-  PlannerOptions options;
-  Effort effort = Effort::kNormal;
-  int threads = 0;
   int points = 20;
   bool json = false;
   std::optional<std::string> out;
   std::optional<std::string> trace;
 };
-
-/// What the process returns.
-enum ExitStatus : int { kDone = 0, kNoPlan = 1, kBadInput = 2, kBug = 3 };
 
 /// The calls of docs/formats.md: results on standard output. Throw InvalidInput for bad input.
 ExitStatus run_plan(const Arguments& arguments);

@@ -1,12 +1,13 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
-#include <map>
 #include <new>
 
 #include "headroom/cli/commands.h"
 
 namespace headroom::cli {
 namespace {
+
+constexpr const char* kProgram = "headroom";
 
 using Run = ExitStatus (*)(const Arguments&);
 
@@ -27,28 +28,13 @@ void define(CLI::App& app, Arguments& arguments, Run& run) {
   const auto prints_json = [&](CLI::App* command) {
     command->add_flag("--json", arguments.json, "print JSON instead of text");
   };
-  const auto takes_limits = [&](CLI::App* command) {
-    const std::map<std::string, Effort> efforts{
-        {"low", Effort::kLow}, {"normal", Effort::kNormal}, {"high", Effort::kHigh}};
-    command->add_option("--effort", arguments.effort, "how much work a search may do: low, normal or high")
-        ->transform(CLI::CheckedTransformer(efforts).description(""));
-    command->add_option("--threads", arguments.threads, "threads to use, 0 for all; never changes the result")
-        ->check(CLI::Range(0, 1024).description(""));
-  };
-  const auto takes_planner_options = [&](CLI::App* command) {
-    command->add_option("--slots", arguments.options.slots, "chain: memory steps to plan in (500)")
-        ->check(CLI::PositiveNumber.description(""));
-    command->add_option("--segments", arguments.options.segments, "even: segments; binomial: checkpoints");
-    command->add_flag("--reentrant", arguments.options.reentrant, "run checkpoints as PyTorch's reentrant ones");
-    command->add_flag("--exact", arguments.options.exact, "lower-sets: all lower sets");
-  };
 
   CLI::App* plan = call("plan", "plan a graph or chain", run_plan);
   takes_file(plan);
   plan->add_option("--planner", arguments.planner, "one of `headroom planners` (auto)");
   plan->add_option("--budget", arguments.budget, "largest peak: bytes, 512MB, 8GiB, or 0.5x of store-all's");
-  takes_planner_options(plan);
-  takes_limits(plan);
+  add_planner_options(*plan, arguments);
+  add_limits(*plan, arguments);
   prints_json(plan);
   plan->add_option("--out", arguments.out, "write the schedule here");
 
@@ -63,8 +49,8 @@ void define(CLI::App& app, Arguments& arguments, Run& run) {
   arguments.budgets = {"1x", "0.75x", "0.5x", "0.35x", "0.25x"};
   compare->add_option("--budgets", arguments.budgets, "budgets, comma between (1x,0.75x,0.5x,0.35x,0.25x)")
       ->delimiter(',');
-  takes_planner_options(compare);
-  takes_limits(compare);
+  add_planner_options(*compare, arguments);
+  add_limits(*compare, arguments);
   prints_json(compare);
 
   CLI::App* curve = call("curve", "the front of peak against time", run_curve);
@@ -72,8 +58,8 @@ void define(CLI::App& app, Arguments& arguments, Run& run) {
   curve->add_option("--planner", arguments.planner, "one of `headroom planners` (auto)");
   curve->add_option("--points", arguments.points, "budgets to plan for (20)")
       ->check(CLI::Range(2, 10000).description(""));
-  takes_planner_options(curve);
-  takes_limits(curve);
+  add_planner_options(*curve, arguments);
+  add_limits(*curve, arguments);
   prints_json(curve);
 
   prints_json(call("planners", "the planners: what each takes and minimises, and its paper", run_planners));
@@ -83,16 +69,8 @@ void define(CLI::App& app, Arguments& arguments, Run& run) {
   takes_schedule(explain);
 }
 
-/// One line whatever the message is.
-int complain(const std::string& message, ExitStatus status) {
-  std::string line = message.substr(0, message.find_last_not_of('\n') + 1);
-  std::ranges::replace(line, '\n', ' ');
-  std::cerr << "headroom: " << line << "\n";
-  return status;
-}
-
 int run_command(int argc, const char* const* argv) {
-  CLI::App app("Plans training steps inside a memory budget.", "headroom");
+  CLI::App app("Plans training steps inside a memory budget.", kProgram);
   Arguments arguments;
   Run run = nullptr;
   define(app, arguments, run);
@@ -101,10 +79,10 @@ int run_command(int argc, const char* const* argv) {
   } catch (const CLI::CallForHelp& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    return complain(error.what() + std::string("; `headroom --help` lists the calls"), kBadInput);
+    return complain(kProgram, error.what() + std::string("; `headroom --help` lists the calls"), kBadInput);
   }
   const ExitStatus status = run(arguments);
-  if (!std::cout.flush()) return complain("standard output: cannot be written", kBadInput);
+  if (!std::cout.flush()) return complain(kProgram, "standard output: cannot be written", kBadInput);
   return status;
 }
 
@@ -116,10 +94,10 @@ int main(int argc, char** argv) {
   try {
     return cli::run_command(argc, argv);
   } catch (const InvalidInput& error) {
-    return cli::complain(error.what(), cli::kBadInput);
+    return cli::complain(cli::kProgram, error.what(), cli::kBadInput);
   } catch (const std::bad_alloc&) {
-    return cli::complain("not enough memory for this input", cli::kBadInput);
+    return cli::complain(cli::kProgram, "not enough memory for this input", cli::kBadInput);
   } catch (const std::exception& error) {
-    return cli::complain(error.what(), cli::kBug);
+    return cli::complain(cli::kProgram, error.what(), cli::kBug);
   }
 }

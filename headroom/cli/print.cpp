@@ -85,7 +85,7 @@ std::string describe(const Graph& graph, const Step& step) {
   return text;
 }
 
-std::string chrome_trace(const Graph& graph, const Schedule& schedule, const Simulation& simulation) {
+Json chrome_trace(const Graph& graph, const Schedule& schedule, const Simulation& simulation) {
   Json events = Json::array();
   events.push_back(Json{{"ph", "M"}, {"pid", 1}, {"name", "process_name"}, {"args", {{"name", graph.name()}}}});
   events.push_back(Json{{"ph", "M"}, {"pid", 1}, {"tid", 1}, {"name", "thread_name"}, {"args", {{"name", "ops"}}}});
@@ -113,7 +113,7 @@ std::string chrome_trace(const Graph& graph, const Schedule& schedule, const Sim
     }
     count_memory(simulation.after_bytes[i]);
   }
-  return Json{{"displayTimeUnit", "ns"}, {"traceEvents", std::move(events)}}.dump() + "\n";
+  return Json{{"displayTimeUnit", "ns"}, {"traceEvents", std::move(events)}};
 }
 
 }  // namespace headroom::cli

@@ -27,6 +27,6 @@ std::string table(const std::vector<std::vector<std::string>>& rows, size_t left
 std::string describe(const Graph& graph, const Step& step);
 
 /// A trace that Perfetto and chrome://tracing open: runs as slices one after the other, memory as a counter.
-std::string chrome_trace(const Graph& graph, const Schedule& schedule, const Simulation& simulation);
+Json chrome_trace(const Graph& graph, const Schedule& schedule, const Simulation& simulation);
 
 }  // namespace headroom::cli

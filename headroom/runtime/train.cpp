@@ -25,8 +25,9 @@ int64_t most_beside_bytes(const MeasuredStep& measured) {
 }  // namespace
 
 BudgetTooSmall::BudgetTooSmall(const std::string& network, int64_t budget_bytes, int64_t smallest_bytes)
-    : InvalidInput("network " + quote(network) + " cannot be trained in " + std::to_string(budget_bytes) +
-                   " bytes; the smallest budget is " + std::to_string(smallest_bytes) + " bytes"),
+    : InvalidInput("network " + quote(network) + " cannot be trained in " + std::to_string(budget_bytes) + " bytes" +
+                   (smallest_bytes > 0 ? "; the smallest budget is " + std::to_string(smallest_bytes) + " bytes"
+                                       : " by this planner")),
       smallest_budget_bytes_(smallest_bytes) {}
 
 MeasuredStep measure_step(const Network& network, const Tensors& sample, const MeasureOptions& options) {
@@ -58,9 +59,12 @@ PlannedStep plan_step(const MeasuredStep& measured, std::optional<int64_t> budge
     PlanRequest request{std::nullopt, options.limits};
     if (budget_bytes) request.budget_bytes = std::max<int64_t>(*budget_bytes - outside_bytes - reserve_bytes, 0);
     Plan plan = make_plan(planner, measured.problem, request, options.planner_options);
-    if (!plan.result.schedule || i == kTries)
-      throw BudgetTooSmall(measured.measured.network.name(), budget_bytes.value_or(0),
-                           plan.result.smallest_budget_bytes + outside_bytes + std::max(reserve_bytes, most_beside));
+    if (!plan.result.schedule || i == kTries) {
+      const int64_t smallest_bytes = plan.result.smallest_budget_bytes;
+      throw BudgetTooSmall(
+          measured.measured.network.name(), budget_bytes.value_or(0),
+          smallest_bytes > 0 ? smallest_bytes + outside_bytes + std::max(reserve_bytes, most_beside) : 0);
+    }
     const TrainingStep step(measured.measured, measured.step, *plan.result.schedule);
     PlannedStep planned{step, std::move(plan), 0, std::nullopt};
     planned.predicted_peak_bytes = predict(measured, step).peak_bytes + options.later_bytes;

@@ -45,7 +45,7 @@ struct PlannedStep {
 class BudgetTooSmall : public InvalidInput {
  public:
   BudgetTooSmall(const std::string& network, int64_t budget_bytes, int64_t smallest_bytes);
-  int64_t smallest_budget_bytes() const { return smallest_budget_bytes_; }
+  int64_t smallest_budget_bytes() const { return smallest_budget_bytes_; }  ///< 0: the planner does not know
 
  private:
   int64_t smallest_budget_bytes_;

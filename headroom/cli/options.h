@@ -1,0 +1,40 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "headroom/plan/planners.h"
+
+namespace CLI {  // NOLINT(readability-identifier-naming): CLI11's
+class App;
+}
+
+namespace headroom::cli {
+
+enum class Effort : uint8_t { kLow, kNormal, kHigh };
+
+/// What every command that plans takes.
+struct PlanArguments {
+  std::string planner = "auto";
+  std::optional<std::string> budget;
+  PlannerOptions options;
+  Effort effort = Effort::kNormal;
+  int threads = 0;
+};
+
+PlanLimits limits_of(const PlanArguments& arguments);
+
+/// --slots, --segments, --reentrant, --exact.
+void add_planner_options(CLI::App& command, PlanArguments& arguments);
+
+/// --effort, --threads.
+void add_limits(CLI::App& command, PlanArguments& arguments);
+
+/// What the process returns.
+enum ExitStatus : int { kDone = 0, kNoPlan = 1, kBadInput = 2, kBug = 3 };
+
+/// "program: message" on standard error, one line whatever the message is.
+int complain(std::string_view program, std::string_view message, ExitStatus status);
+
+}  // namespace headroom::cli

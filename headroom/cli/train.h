@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "headroom/cli/options.h"
+
+namespace headroom::cli {
+
+inline constexpr const char* kTrainProgram = "headroom-train";
+
+/// What `headroom-train` is told. What is left out of the network's options is as published.
+struct TrainArguments : PlanArguments {
+  std::string model;
+  std::string device = "cpu";
+  int64_t batch = 0;
+  std::optional<int64_t> image;
+  std::optional<int64_t> tokens;
+  std::optional<int64_t> layers;
+  std::optional<int64_t> width;
+  std::optional<int64_t> heads;
+  std::optional<int64_t> vocabulary;
+  std::optional<int64_t> classes;
+  std::optional<double> dropout;
+  std::vector<std::string> text_files;
+  std::vector<int> checkpoints;  ///< empty: a planner chooses
+  bool join_to_chain = false;
+  int steps = 3;
+  uint64_t seed = 0;
+  double learning_rate = 0.01;
+  bool plain = true;
+  std::optional<std::string> trace_file;
+  std::optional<std::string> graph_file;
+  std::optional<std::string> schedule_file;
+  bool json = false;
+};
+
+/// Measures, plans and trains a network of the zoo as docs/training.md says; the result is on standard output. kNoPlan,
+/// and a message that says why, where the budget cannot be met. Throws InvalidInput for bad input, std::runtime_error
+/// where a node fails on its inputs.
+ExitStatus run_train(const TrainArguments& arguments);
+
+}  // namespace headroom::cli

@@ -1,0 +1,84 @@
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <new>
+
+#include "headroom/cli/train.h"
+#include "headroom/core/error.h"
+
+namespace headroom::cli {
+namespace {
+
+void define(CLI::App& app, TrainArguments& arguments) {
+  app.add_option("MODEL", arguments.model, "a network of the zoo: vgg16, resnet50, unet, gpt2, ...")->required();
+  app.add_option("--batch", arguments.batch, "items in a batch")->required();
+  app.add_option("--image", arguments.image, "side of the images (as published)");
+  app.add_option("--tokens", arguments.tokens, "GPTs: length of a sequence (as published)");
+  app.add_option("--layers", arguments.layers, "GPTs: layers");
+  app.add_option("--width", arguments.width, "GPTs: width");
+  app.add_option("--heads", arguments.heads, "GPTs: heads of attention");
+  app.add_option("--vocabulary", arguments.vocabulary, "GPTs: words");
+  app.add_option("--classes", arguments.classes, "networks on images: classes");
+  app.add_option("--dropout", arguments.dropout, "probability of dropout");
+  app.add_option("--text", arguments.text_files, "GPTs: files to train on, each byte a word (one random batch)");
+  app.add_flag("--chain", arguments.join_to_chain, "join nodes until the network is a chain");
+
+  CLI::Option* budget =
+      app.add_option("--budget", arguments.budget,
+                     "the device's largest peak in a step: bytes, 512MB, 8GiB; or 0.5x, what is there "
+                     "before a step and half of what the step of store-all adds");
+  CLI::Option* planner =
+      app.add_option("--planner", arguments.planner, "one of `headroom planners` (auto; without a budget store-all)");
+  app.add_option("--checkpoints", arguments.checkpoints, "chains: stages whose outputs are kept, comma between")
+      ->delimiter(',')
+      ->excludes(budget)
+      ->excludes(planner);
+  add_planner_options(app, arguments);
+  add_limits(app, arguments);
+
+  app.add_option("--device", arguments.device, "cpu or cuda (cpu)")
+      ->check(CLI::IsMember({"cpu", "cuda"}).description(""));
+  app.add_option("--steps", arguments.steps, "optimizer steps (3)")->check(CLI::Range(1, 1'000'000).description(""));
+  app.add_option("--learning-rate", arguments.learning_rate, "of SGD (0.01)");
+  app.add_option("--seed", arguments.seed, "of weights, batches and dropout (0)");
+  app.add_flag("!--no-plain", arguments.plain, "do not train plainly for comparison");
+  app.add_option("--trace", arguments.trace_file, "write predicted and measured memory here, as a Perfetto trace");
+  app.add_option("--out-graph", arguments.graph_file, "write the measured chain or graph here");
+  app.add_option("--out-schedule", arguments.schedule_file, "write the schedule here");
+  app.add_flag("--json", arguments.json, "print JSON instead of text");
+}
+
+int run_command(int argc, const char* const* argv) {
+  CLI::App app("Trains a network inside a memory budget, and plainly to compare.", kTrainProgram);
+  TrainArguments arguments;
+  define(app, arguments);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    return complain(kTrainProgram, error.what() + std::string("; `headroom-train --help` lists the options"),
+                    kBadInput);
+  }
+  if (!arguments.budget && app.count("--planner") == 0) arguments.planner = "store-all";
+  const ExitStatus status = run_train(arguments);
+  if (!std::cout.flush()) return complain(kTrainProgram, "standard output: cannot be written", kBadInput);
+  return status;
+}
+
+}  // namespace
+}  // namespace headroom::cli
+
+int main(int argc, char** argv) {
+  using namespace headroom;
+  try {
+    return cli::run_command(argc, argv);
+  } catch (const InvalidInput& error) {
+    return cli::complain(cli::kTrainProgram, error.what(), cli::kBadInput);
+  } catch (const std::bad_alloc&) {
+    return cli::complain(cli::kTrainProgram, "not enough memory for this input", cli::kBadInput);
+  } catch (const std::runtime_error& error) {  // Of torch: these inputs do not suit the network, or need too much.
+    return cli::complain(cli::kTrainProgram, error.what(), cli::kBadInput);
+  } catch (const std::exception& error) {
+    return cli::complain(cli::kTrainProgram, error.what(), cli::kBug);
+  }
+}

@@ -1,0 +1,199 @@
+#include "headroom/cli/train_report.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+#include "headroom/io/size.h"
+
+namespace headroom::cli {
+namespace {
+
+std::string percent(double share, const char* format) {
+  std::array<char, 48> text{};
+  std::snprintf(text.data(), text.size(), format, 100 * share);
+  return text.data();
+}
+
+std::string number(double value) {
+  std::array<char, 48> text{};
+  std::snprintf(text.data(), text.size(), "%.4g", value);
+  return text.data();
+}
+
+std::string grouped(int64_t count) {
+  std::string text = std::to_string(count);
+  for (size_t i = text.size(); i > 3; i -= 3) text.insert(i - 3, " ");
+  return text;
+}
+
+double share_of(int64_t part, int64_t whole) {
+  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+/// At most `most` of the losses, the first and the last among them.
+std::string some_losses(const std::vector<double>& losses, size_t most) {
+  const size_t shown = std::min(losses.size(), most);
+  std::string text;
+  for (size_t i = 0; i < shown; ++i) {
+    std::array<char, 48> loss{};
+    std::snprintf(loss.data(), loss.size(), "%.4f", losses[shown == 1 ? 0 : i * (losses.size() - 1) / (shown - 1)]);
+    text += (i == 0 ? "" : "  ") + std::string(loss.data());
+  }
+  return text;
+}
+
+Json to_json(const TrainedSteps& steps) {
+  return Json{{"peak_bytes", steps.peak_bytes},
+              {"step_ns", steps.median_ns()},
+              {"times_ns", steps.times_ns},
+              {"losses", steps.losses}};
+}
+
+template <typename T>
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
+std::string size_of(const TrainReport& report) {
+  if (report.is_chain) return "chain of " + std::to_string(report.nodes) + " stages";
+  return "graph of " + std::to_string(report.nodes) + " nodes, joined a chain of " + std::to_string(report.blocks);
+}
+
+/// With its share of what the step of store-all adds.
+std::string describe_peak(const TrainReport& report, int64_t peak_bytes) {
+  return format_bytes(peak_bytes) + ", " +
+         percent(share_of(peak_bytes - report.before_bytes, report.store_all_peak_bytes - report.before_bytes),
+                 "%.1f %%") +
+         " of store-all's step";
+}
+
+std::string describe_plan(const TrainReport& report) {
+  if (!report.planner) return "the given checkpoints";
+  return *report.planner + ", " + *report.status + ", planned in " + number(report.solve_ms) + " ms";
+}
+
+std::string list(const std::vector<int>& numbers) {
+  std::string text;
+  for (const int one : numbers) text += (text.empty() ? "" : ",") + std::to_string(one);
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace
+
+int64_t TrainedSteps::median_ns() const {
+  std::vector<int64_t> sorted = times_ns;
+  std::ranges::sort(sorted);
+  return sorted.empty() ? 0 : sorted[sorted.size() / 2];
+}
+
+double TrainReport::error() const {
+  return share_of(predicted_peak_bytes - planned.peak_bytes, planned.peak_bytes - before_bytes);
+}
+
+double TrainReport::recomputation() const { return share_of(predicted_time_ns - store_all_time_ns, predicted_time_ns); }
+
+Json to_json(const TrainReport& report) {
+  Json json;
+  json["model"] = report.model;
+  json["device"] = report.device;
+  json["torch"] = report.torch_version;
+  json["batch"] = report.batch;
+  json["sample"] = report.sample;
+  json["parameters"] = report.parameters;
+  json["nodes"] = report.nodes;
+  json["is_chain"] = report.is_chain;
+  json["blocks"] = report.blocks;
+  json["before_bytes"] = report.before_bytes;
+  json["store_all_peak_bytes"] = report.store_all_peak_bytes;
+  json["store_all_time_ns"] = report.store_all_time_ns;
+  json["budget_bytes"] = or_null(report.budget_bytes);
+  json["planner"] = or_null(report.planner);
+  json["status"] = or_null(report.status);
+  json["checkpoints"] = or_null(report.checkpoints);
+  json["solve_ms"] = report.solve_ms;
+  json["predicted_peak_bytes"] = report.predicted_peak_bytes;
+  json["predicted_time_ns"] = report.predicted_time_ns;
+  json["measured_peak_bytes"] = report.planned.peak_bytes;
+  json["error"] = report.error();
+  json["recomputation"] = report.recomputation();
+  json["planned"] = to_json(report.planned);
+  json["plain"] = report.plain ? to_json(*report.plain) : Json(nullptr);
+  json["gradient_difference"] = report.plain ? Json(report.differences.gradients) : Json(nullptr);
+  json["buffer_difference"] = report.plain ? Json(report.differences.buffers) : Json(nullptr);
+  json["identical"] = report.plain ? Json(report.differences.identical) : Json(nullptr);
+  return json;
+}
+
+std::string to_text(const TrainReport& report) {
+  constexpr size_t kLosses = 8;
+  std::vector<std::vector<std::string>> rows = {
+      {"network", size_of(report) + ", " + grouped(report.parameters) + " parameters"},
+      {"before a step", format_bytes(report.before_bytes) + " on the device"},
+      {"store-all", format_bytes(report.store_all_peak_bytes) + " predicted"},
+  };
+  if (report.budget_bytes) rows.push_back({"budget", describe_peak(report, *report.budget_bytes)});
+  rows.push_back({"plan", describe_plan(report)});
+  if (report.checkpoints) rows.push_back({"checkpoints", list(*report.checkpoints)});
+  rows.push_back({"recomputation", percent(report.recomputation(), "%.1f %%") + " of the step's time " +
+                                       change(report.predicted_time_ns, report.store_all_time_ns) + ", predicted"});
+  rows.push_back({"predicted peak", describe_peak(report, report.predicted_peak_bytes)});
+  rows.push_back({"measured peak", describe_peak(report, report.planned.peak_bytes) + "; prediction " +
+                                       percent(report.error(), "%+.2f %%")});
+  if (report.plain) rows.push_back({"plain peak", describe_peak(report, report.plain->peak_bytes)});
+  if (!report.plain) rows.push_back({"plain training", report.why_not_plain});
+  std::string time = format_ns(report.planned.median_ns());
+  if (report.plain)
+    time += ", plain " + format_ns(report.plain->median_ns()) + " " +
+            change(report.planned.median_ns(), report.plain->median_ns());
+  rows.push_back({"step time", time});
+  if (report.plain) {
+    const Differences& differences = report.differences;
+    rows.push_back({"gradients", "largest difference " + number(differences.gradients) +
+                                     (differences.identical ? " (bit-identical)" : "")});
+    if (differences.buffers != 0) rows.push_back({"buffers", "largest difference " + number(differences.buffers)});
+    rows.push_back({"plain losses", some_losses(report.plain->losses, kLosses)});
+  }
+  rows.push_back({report.plain ? "planned losses" : "losses", some_losses(report.planned.losses, kLosses)});
+  return report.model + ", batch " + std::to_string(report.batch) + " x " + report.sample + ", " + report.device +
+         ", torch " + report.torch_version + "\n" + table(rows, 2);
+}
+
+Json train_trace(const Graph& graph, const Schedule& schedule, const Simulation& simulation,
+                 const std::vector<std::string>& nodes, const MeasuredMemory& measured) {
+  GraphSpec named = graph.spec();
+  for (size_t i = 0; i < nodes.size(); ++i) named.ops[i].name += " " + nodes[i];
+  Json trace = chrome_trace(Graph(std::move(named)), schedule, simulation);
+  Json steps = Json::array();
+  int64_t now_ns = 0;
+  const auto count_memory = [&](int64_t bytes) {
+    trace["traceEvents"].push_back(Json{{"ph", "C"},
+                                        {"pid", 1},
+                                        {"name", "measured memory"},
+                                        {"ts", static_cast<double>(now_ns) / 1000.0},
+                                        {"args", {{"bytes", bytes}}}});
+  };
+  for (size_t i = 0; i < schedule.steps.size(); ++i) {
+    const Step& step = schedule.steps[i];
+    if (step.is_run()) {
+      const Op& op = graph.op(step.op());
+      count_memory(measured.moment_bytes[i]);
+      now_ns += op.time_ns;
+      steps.push_back(Json{{"op", op.name},
+                           {"node", nodes[index(step.op())]},
+                           {"predicted_moment_bytes", simulation.moment_bytes[i]},
+                           {"measured_moment_bytes", measured.moment_bytes[i]}});
+    }
+    // A backward frees while it runs what the schedule drops after it: only after those drops the two agree.
+    if (i + 1 < schedule.steps.size() && !schedule.steps[i + 1].is_run()) continue;
+    count_memory(measured.after_bytes[i]);
+    if (steps.empty()) continue;
+    steps.back()["predicted_after_bytes"] = simulation.after_bytes[i];
+    steps.back()["measured_after_bytes"] = measured.after_bytes[i];
+  }
+  trace["steps"] = std::move(steps);
+  return trace;
+}
+
+}  // namespace headroom::cli

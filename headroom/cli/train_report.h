@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "headroom/cli/print.h"
+
+namespace headroom::cli {
+
+/// Some steps of training, one way or the other.
+struct TrainedSteps {
+  std::vector<double> losses;  ///< by step
+  std::vector<int64_t> times_ns;
+  int64_t peak_bytes = 0;  ///< of all steps, without what is on the device for comparing
+  int64_t median_ns() const;
+};
+
+/// Plain training's values less the planned one's, largest absolute difference over all steps.
+struct Differences {
+  double gradients = 0;
+  double buffers = 0;
+  bool identical = true;  ///< bit for bit, losses included
+};
+
+/// What `headroom-train` found. Bytes are of the whole device.
+struct TrainReport {
+  std::string model;
+  std::string device;
+  std::string torch_version;
+  int64_t batch = 0;
+  std::string sample;  ///< one item of a batch: "224x224", "64 tokens"
+  int64_t parameters = 0;
+  size_t nodes = 0;
+  size_t blocks = 0;  ///< nodes of the network joined to a chain
+  bool is_chain = false;
+  int64_t before_bytes = 0;
+  int64_t store_all_peak_bytes = 0;
+  int64_t store_all_time_ns = 0;
+  std::optional<int64_t> budget_bytes;
+  std::optional<std::string> planner;  ///< none where the checkpoints were given
+  std::optional<std::string> status;
+  std::optional<std::vector<int>> checkpoints;
+  double solve_ms = 0;
+  int64_t predicted_peak_bytes = 0;
+  int64_t predicted_time_ns = 0;
+  TrainedSteps planned;
+  std::optional<TrainedSteps> plain;
+  std::string why_not_plain;
+  Differences differences;  ///< where there is plain training
+
+  /// Predicted less measured peak, as a share of what the step adds to what was there before it.
+  double error() const;
+  /// Of the predicted time, what goes into running nodes again.
+  double recomputation() const;
+};
+
+Json to_json(const TrainReport& report);
+
+/// A table for people.
+std::string to_text(const TrainReport& report);
+
+/// Measured on the device, one each for every step of a schedule.
+struct MeasuredMemory {
+  std::vector<int64_t> moment_bytes;
+  std::vector<int64_t> after_bytes;
+};
+
+/// chrome_trace() with measured memory as a second counter and, under "steps", both by run: the memory during it and
+/// after the drops that follow it. `nodes` are the names of the nodes that ops run. `simulation` must be in the bytes
+/// of the device.
+Json train_trace(const Graph& graph, const Schedule& schedule, const Simulation& simulation,
+                 const std::vector<std::string>& nodes, const MeasuredMemory& measured);
+
+}  // namespace headroom::cli
