@@ -30,7 +30,7 @@ struct Decision {
 /// what is to be done after a segment waits on a stack, so that the length of a chain does not become depth of
 /// recursion.
 template <typename Decide>
-Schedule make_schedule(const ChainNeeds& needs, int64_t capacity, const Decide& decide) {
+Schedule make_schedule(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity, const Decide& decide) {
   struct Segment {
     int i = 0;
     int l = 0;
@@ -59,7 +59,12 @@ Schedule make_schedule(const ChainNeeds& needs, int64_t capacity, const Decide& 
         const int j = *decision.keep;
         todo.push_back({After::kReverse, {i, j, m}});
         for (int k = i; k <= j; ++k) {
-          steps.forward(k);
+          if (moments.forward_by_recording(k)) {
+            steps.record(k);
+            steps.drop_tape(k);
+          } else {
+            steps.forward(k);
+          }
           if (k > i) steps.drop_output(k - 1);
         }
         m -= needs.output[at(j)];
@@ -86,9 +91,9 @@ Schedule record_all(int length) {
 
 /// Follows the table: the first decision that takes the least time.
 template <typename Number>
-Schedule follow_table(const ChainNeeds& needs, int64_t capacity, const ChainTable<Number>& table,
-                      const std::vector<int64_t>& forward_ns) {
-  return make_schedule(needs, capacity, [&](int i, int l, int64_t m) -> Decision {
+Schedule follow_table(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
+                      const ChainTable<Number>& table, const std::vector<int64_t>& forward_ns) {
+  return make_schedule(moments, needs, capacity, [&](int i, int l, int64_t m) -> Decision {
     const double least_ns = table.extra_ns(i, l, m);
     const int64_t beside_tape = m - needs.tape[at(i)];
     if (m >= needs.record(i, l) && beside_tape >= 0 && table.extra_ns(i + 1, l, beside_tape) == least_ns) return {};
@@ -106,8 +111,9 @@ Schedule follow_table(const ChainNeeds& needs, int64_t capacity, const ChainTabl
 
 /// Follows the least memory of each segment, which is at most m: records where there is room, else keeps the output
 /// nearest the middle for which there is, since halving repeats the least.
-Schedule follow_least_memory(const ChainNeeds& needs, int64_t capacity, const SegmentArray<int64_t>& least) {
-  return make_schedule(needs, capacity, [&](int i, int l, int64_t m) -> Decision {
+Schedule follow_least_memory(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
+                             const SegmentArray<int64_t>& least) {
+  return make_schedule(moments, needs, capacity, [&](int i, int l, int64_t m) -> Decision {
     if (std::max(needs.record(i, l), needs.tape[at(i)] + least(i + 1, l)) <= m) return {};
     Decision nearest;
     const auto from_middle = [&](int j) { return std::abs(2 * j - (i + l - 1)); };
@@ -133,19 +139,19 @@ struct Solution {
 
 /// The least time in slots, if there is a plan that takes less than the numbers can tell.
 template <typename Number>
-std::optional<Solution> solve(const ChainNeeds& needs, int64_t capacity, const SegmentArray<int64_t>& least,
-                              const std::vector<int64_t>& forward_ns, int threads) {
+std::optional<Solution> solve(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
+                              const SegmentArray<int64_t>& least, const std::vector<int64_t>& forward_ns, int threads) {
   ChainTableOptions options;
   options.threads = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());
   const ChainTable<Number> table(needs, capacity, least, forward_ns, kMostTableBytes, options);
   const double extra_ns = table.extra_ns(1, needs.length, capacity);
   if (extra_ns == std::numeric_limits<double>::infinity()) return {};
-  return Solution{follow_table(needs, capacity, table, forward_ns), extra_ns == 0};
+  return Solution{follow_table(moments, needs, capacity, table, forward_ns), extra_ns == 0};
 }
 
 /// With small numbers if they do, which is faster.
-std::optional<Solution> solve(const ChainNeeds& needs, int64_t capacity, const SegmentArray<int64_t>& least,
-                              const std::vector<int64_t>& forward_ns, int threads) {
+std::optional<Solution> solve(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
+                              const SegmentArray<int64_t>& least, const std::vector<int64_t>& forward_ns, int threads) {
   double forward_sum_ns = 0;
   for (const int64_t ns : forward_ns) forward_sum_ns += static_cast<double>(ns);
   const double most_ns = 2.0 * needs.length * forward_sum_ns;
@@ -156,10 +162,10 @@ std::optional<Solution> solve(const ChainNeeds& needs, int64_t capacity, const S
         std::to_string(needs.length) + " stages and a sum of " + std::to_string(static_cast<int64_t>(forward_sum_ns)) +
         " ns");
   if (forward_sum_ns < ChainTable<uint32_t>::kMostNs) {
-    std::optional<Solution> solution = solve<uint32_t>(needs, capacity, least, forward_ns, threads);
+    std::optional<Solution> solution = solve<uint32_t>(moments, needs, capacity, least, forward_ns, threads);
     if (solution || most_ns < ChainTable<uint32_t>::kMostNs) return solution;
   }
-  return solve<double>(needs, capacity, least, forward_ns, threads);
+  return solve<double>(moments, needs, capacity, least, forward_ns, threads);
 }
 
 }  // namespace
@@ -202,10 +208,11 @@ PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const Chai
 
   const int64_t slot_bytes = std::max<int64_t>(left_bytes / options.slots, 1);
   const int64_t capacity_bytes = left_bytes + moments.shift_bytes();
-  const std::optional<Solution> solution = solve(moments.needs(slot_bytes), capacity_bytes / slot_bytes,
+  const std::optional<Solution> solution = solve(moments, moments.needs(slot_bytes), capacity_bytes / slot_bytes,
                                                  in_slots(least_bytes, slot_bytes), forward_ns, request.limits.threads);
   HEADROOM_ASSERT(solution || slot_bytes > 1);
-  result.schedule = solution ? solution->schedule : follow_least_memory(needs_bytes, capacity_bytes, least_bytes);
+  result.schedule =
+      solution ? solution->schedule : follow_least_memory(moments, needs_bytes, capacity_bytes, least_bytes);
   result.status =
       slot_bytes == 1 || (solution && solution->repeats_nothing) ? PlanStatus::kOptimal : PlanStatus::kFeasible;
   return result;

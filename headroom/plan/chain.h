@@ -17,7 +17,8 @@ struct ChainOptions {
 /// Optimal among *persistent* schedules: what a forward pass keeps stays until backward has used it. To reverse the
 /// stages i..l, whose input is there, either run forward to some stage j, keep its output, reverse j+1..l and then i..j
 /// from the same input, or record stage i, reverse i+1..l, and run stage i's backward (chain_needs.h has what each
-/// takes, chain_table.h the recurrence). Non-persistent schedules are sometimes better.
+/// takes, chain_table.h the recurrence). Where recording takes less memory than not recording, a forward pass that keeps
+/// no tape records and drops it. Non-persistent schedules are sometimes better.
 ///
 /// Memory is counted in slots of floor(m / slots) bytes, at least 1, where m is what the budget leaves beside resident
 /// values. Everything kept and everything needed is rounded up, so that plans are within the budget by the byte.

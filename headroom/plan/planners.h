@@ -12,11 +12,17 @@
 namespace headroom {
 
 /// What planners work on: a training step, and the chain that it is, if it is one. Where there is a chain, the graph
-/// has the ids of ChainIds.
+/// has the ids of ChainIds. What all planners are measured against is computed once.
 struct Problem {
+  explicit Problem(Graph step, std::optional<Chain> same = std::nullopt);
+
   Graph graph;
   std::optional<Chain> chain;
+  int64_t base_peak_bytes;  ///< of store-all
+  int64_t base_time_ns;     ///< of store-all
+  int64_t lower_bound_ns;   ///< time_lower_bound_ns()
 };
+/// A graph that is a chain comes with it, its values renumbered.
 Problem make_problem(const Graph& graph);
 Problem make_problem(const Chain& chain);
 

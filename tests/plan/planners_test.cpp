@@ -135,7 +135,7 @@ TEST(MakePlan, EveryPlannerIsSoundOnRandomChains) {
   for (uint64_t seed = 1; seed <= 150 && !HasFatalFailure(); ++seed) {
     Random random(seed);
     const Chain chain = testing::random_chain(random, static_cast<int>(random.number(1, 4)));
-    expect_sound_plans(make_problem(chain), "seed " + std::to_string(seed) + "\n" + to_text(chain));
+    expect_sound_plans(make_problem(chain), "seed " + std::to_string(seed) + "\n" + to_text(to_graph(chain)));
   }
 }
 
