@@ -23,6 +23,7 @@ Problem load_problem(const Arguments& arguments) {
 PlanLimits limits_of(const Arguments& arguments) {
   PlanLimits limits;
   limits.threads = arguments.threads;
+  limits.effort = arguments.effort;
   if (arguments.effort == Effort::kLow) limits.max_states /= 10;
   if (arguments.effort == Effort::kHigh) limits.max_states *= 10;
   return limits;

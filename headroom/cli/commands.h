@@ -8,8 +8,6 @@
 
 namespace headroom::cli {
 
-enum class Effort : uint8_t { kLow, kNormal, kHigh };
-
 /// What the command line says, all calls together.
 struct Arguments {
   std::string file;

@@ -137,21 +137,30 @@ struct Solution {
   bool repeats_nothing = false;
 };
 
-/// The least time in slots, if there is a plan that takes less than the numbers can tell.
+/// The least time in slots within each capacity, none above `capacity`, where there is a plan that takes less than the
+/// numbers can tell.
 template <typename Number>
-std::optional<Solution> solve(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
-                              const SegmentArray<int64_t>& least, const std::vector<int64_t>& forward_ns, int threads) {
+std::vector<std::optional<Solution>> solve(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
+                                           std::span<const int64_t> capacities, const SegmentArray<int64_t>& least,
+                                           const std::vector<int64_t>& forward_ns, int threads) {
   ChainTableOptions options;
   options.threads = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());
   const ChainTable<Number> table(needs, capacity, least, forward_ns, kMostTableBytes, options);
-  const double extra_ns = table.extra_ns(1, needs.length, capacity);
-  if (extra_ns == std::numeric_limits<double>::infinity()) return {};
-  return Solution{follow_table(moments, needs, capacity, table, forward_ns), extra_ns == 0};
+  std::vector<std::optional<Solution>> solutions;
+  for (const int64_t within : capacities) {
+    solutions.emplace_back();
+    if (within < 0) continue;
+    const double extra_ns = table.extra_ns(1, needs.length, within);
+    if (extra_ns == std::numeric_limits<double>::infinity()) continue;
+    solutions.back() = Solution{follow_table(moments, needs, within, table, forward_ns), extra_ns == 0};
+  }
+  return solutions;
 }
 
 /// With small numbers if they do, which is faster.
-std::optional<Solution> solve(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
-                              const SegmentArray<int64_t>& least, const std::vector<int64_t>& forward_ns, int threads) {
+std::vector<std::optional<Solution>> solve(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
+                                           std::span<const int64_t> capacities, const SegmentArray<int64_t>& least,
+                                           const std::vector<int64_t>& forward_ns, int threads) {
   double forward_sum_ns = 0;
   for (const int64_t ns : forward_ns) forward_sum_ns += static_cast<double>(ns);
   const double most_ns = 2.0 * needs.length * forward_sum_ns;
@@ -162,10 +171,29 @@ std::optional<Solution> solve(const ChainMoments& moments, const ChainNeeds& nee
         std::to_string(needs.length) + " stages and a sum of " + std::to_string(static_cast<int64_t>(forward_sum_ns)) +
         " ns");
   if (forward_sum_ns < ChainTable<uint32_t>::kMostNs) {
-    std::optional<Solution> solution = solve<uint32_t>(moments, needs, capacity, least, forward_ns, threads);
-    if (solution || most_ns < ChainTable<uint32_t>::kMostNs) return solution;
+    std::vector<std::optional<Solution>> solutions =
+        solve<uint32_t>(moments, needs, capacity, capacities, least, forward_ns, threads);
+    const bool has_all = std::ranges::all_of(solutions, [](const auto& one) { return one.has_value(); });
+    if (has_all || most_ns < ChainTable<uint32_t>::kMostNs) return solutions;
   }
-  return solve<double>(moments, needs, capacity, least, forward_ns, threads);
+  return solve<double>(moments, needs, capacity, capacities, least, forward_ns, threads);
+}
+
+void check_length(const Chain& chain) {
+  if (chain.length() > kMostStages)
+    throw NotApplicable("chain: takes at most " + std::to_string(kMostStages) + " stages, found " +
+                        std::to_string(chain.length()) +
+                        ", unless the budget is enough to record all of them: join stages");
+}
+
+int64_t resident_bytes_of(const Chain& chain) {
+  return chain.resident_bytes + chain.input_bytes + chain.gradient_bytes(chain.length());
+}
+
+std::vector<int64_t> forward_times(const Chain& chain) {
+  std::vector<int64_t> forward_ns;
+  for (const Stage& stage : chain.stages) forward_ns.push_back(stage.forward_ns);
+  return forward_ns;
 }
 
 }  // namespace
@@ -176,14 +204,11 @@ PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const Chai
   if (options.slots < 1) throw InvalidInput("chain: slots must be at least 1, found " + std::to_string(options.slots));
 
   const int length = chain.length();
-  const int64_t resident_bytes = chain.resident_bytes + chain.input_bytes + chain.gradient_bytes(length);
+  const int64_t resident_bytes = resident_bytes_of(chain);
   const ChainMoments moments(chain);
   PlanResult result;
-  std::vector<int64_t> forward_ns;
-  for (const Stage& stage : chain.stages) {
-    forward_ns.push_back(stage.forward_ns);
-    result.lower_bound_ns += stage.forward_ns + stage.backward_ns;
-  }
+  const std::vector<int64_t> forward_ns = forward_times(chain);
+  for (const Stage& stage : chain.stages) result.lower_bound_ns += stage.forward_ns + stage.backward_ns;
 
   // What is left beside resident values, without the shift that all needs have.
   const int64_t left_bytes = *request.budget_bytes < resident_bytes ? -1 : *request.budget_bytes - resident_bytes;
@@ -193,9 +218,7 @@ PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const Chai
     result.schedule = record_all(length);
     if (length > kMostStagesForSmallestBudget) return result;
   }
-  if (length > kMostStages)
-    throw NotApplicable("chain: takes at most " + std::to_string(kMostStages) + " stages, found " +
-                        std::to_string(length) + ", unless the budget is enough to record all of them: join stages");
+  check_length(chain);
   const ChainNeeds needs_bytes = moments.needs(1);
   const SegmentArray<int64_t> least_bytes = least_memory(needs_bytes);
   const int64_t smallest_bytes = std::max<int64_t>(least_bytes(1, length) - moments.shift_bytes(), 0);
@@ -208,14 +231,47 @@ PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const Chai
 
   const int64_t slot_bytes = std::max<int64_t>(left_bytes / options.slots, 1);
   const int64_t capacity_bytes = left_bytes + moments.shift_bytes();
-  const std::optional<Solution> solution = solve(moments, moments.needs(slot_bytes), capacity_bytes / slot_bytes,
-                                                 in_slots(least_bytes, slot_bytes), forward_ns, request.limits.threads);
+  const int64_t capacity = capacity_bytes / slot_bytes;
+  const std::optional<Solution> solution = solve(moments, moments.needs(slot_bytes), capacity, std::span(&capacity, 1),
+                                                 in_slots(least_bytes, slot_bytes), forward_ns, request.limits.threads)
+                                               .front();
   HEADROOM_ASSERT(solution || slot_bytes > 1);
   result.schedule =
       solution ? solution->schedule : follow_least_memory(moments, needs_bytes, capacity_bytes, least_bytes);
   result.status =
       slot_bytes == 1 || (solution && solution->repeats_nothing) ? PlanStatus::kOptimal : PlanStatus::kFeasible;
   return result;
+}
+
+std::vector<std::optional<Schedule>> plan_chain_budgets(const Chain& chain, int64_t most_bytes,
+                                                        std::span<const int64_t> budgets_bytes, int64_t slots,
+                                                        int threads) {
+  if (const std::optional<std::string> problem = lint(chain)) throw InvalidInput("chain: " + *problem);
+  check_length(chain);
+  const ChainMoments moments(chain);
+  const int64_t resident_bytes = resident_bytes_of(chain);
+  std::vector<std::optional<Schedule>> schedules(budgets_bytes.size());
+  if (most_bytes < resident_bytes) return schedules;
+  const int64_t slot_bytes = std::max<int64_t>((most_bytes - resident_bytes) / slots, 1);
+  const auto capacity_of = [&](int64_t budget_bytes) {
+    return budget_bytes < resident_bytes ? -1 : (budget_bytes - resident_bytes + moments.shift_bytes()) / slot_bytes;
+  };
+  std::vector<int64_t> capacities;
+  for (const int64_t budget_bytes : budgets_bytes)
+    capacities.push_back(capacity_of(std::min(budget_bytes, most_bytes)));
+  const SegmentArray<int64_t> least_bytes = least_memory(moments.needs(1));
+  std::vector<std::optional<Solution>> solutions =
+      solve(moments, moments.needs(slot_bytes), capacity_of(most_bytes), capacities, in_slots(least_bytes, slot_bytes),
+            forward_times(chain), threads);
+  for (size_t i = 0; i < solutions.size(); ++i)
+    if (solutions[i]) schedules[i] = std::move(solutions[i]->schedule);
+  // Where rounding leaves no plan.
+  for (size_t i = 0; i < solutions.size(); ++i) {
+    const int64_t capacity_bytes = budgets_bytes[i] - resident_bytes + moments.shift_bytes();
+    if (!schedules[i] && budgets_bytes[i] >= resident_bytes && least_bytes(1, chain.length()) <= capacity_bytes)
+      schedules[i] = follow_least_memory(moments, moments.needs(1), capacity_bytes, least_bytes);
+  }
+  return schedules;
 }
 
 }  // namespace headroom

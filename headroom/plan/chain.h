@@ -1,6 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "headroom/core/chain.h"
 #include "headroom/plan/plan.h"
@@ -38,5 +41,12 @@ struct ChainOptions {
 /// train deep neural networks with limited memory", arXiv 1911.13214. Different here: parameter gradients, the moments
 /// of the simulator, a smallest budget by the byte, sizes rounded apart from needs.
 PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const ChainOptions& options = {});
+
+/// The plans of one table for several budgets, none above `most_bytes`, in the order of the budgets; nothing where there
+/// is none. The slots are those of plan_chain() at `most_bytes`, so that a larger budget is never slower. Takes what
+/// plan_chain() takes, and throws what it throws; O(L^2) for each budget on top of the table.
+std::vector<std::optional<Schedule>> plan_chain_budgets(const Chain& chain, int64_t most_bytes,
+                                                        std::span<const int64_t> budgets_bytes, int64_t slots,
+                                                        int threads);
 
 }  // namespace headroom

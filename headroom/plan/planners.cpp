@@ -83,7 +83,7 @@ constexpr std::array<Planner, 11> kPlanners = {{
      division_tree_plan},
     {"lower-sets", kGraphs, Minimises::kTime, false, false, "Kusumoto et al. 2019, arXiv 1905.11722", lower_sets_plan},
     {"exhaustive", kGraphs, Minimises::kTime, false, false, "every schedule, small inputs only", exhaustive_plan},
-    {"auto", kGraphs, Minimises::kTime, true, false, "the best of all others", plan_auto},
+    {"auto", kGraphs, Minimises::kTime, true, false, "levels of memory, descent and polish", plan_auto},
 }};
 
 PlanStatus status_of(const Plan& plan) {
@@ -162,6 +162,7 @@ std::vector<CurvePoint> plan_curve(const Planner& planner, const Problem& proble
     if (plan.result.schedule) found.push_back({*plan.peak_bytes, *plan.time_ns});
     return plan.result.smallest_budget_bytes;
   };
+  if (planner.name == "auto") return auto_curve(problem, request.limits);
   if (planner.minimises == Minimises::kPeak) {
     add_plan(std::nullopt);
   } else {

@@ -80,7 +80,7 @@ struct CurvePoint {
 
 /// The front of peak against time of one planner, smallest peak first: plans at `points` budgets evenly spaced from the
 /// planner's smallest to the peak of store-all, those left out that another one beats in both. A planner of least peak
-/// has one plan.
+/// has one plan; `auto` has its own front, whatever the points.
 std::vector<CurvePoint> plan_curve(const Planner& planner, const Problem& problem, int points,
                                    const PlanRequest& request, const PlannerOptions& options = {});
 

@@ -1,0 +1,209 @@
+#include "headroom/plan/auto_front.h"
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <optional>
+#include <thread>
+
+namespace headroom {
+namespace {
+
+constexpr int kLevels = 40;      ///< down from plain training's peak, evenly
+constexpr int kHalvings = 6;     ///< below the last level that has a plan
+constexpr int kNoise = 40;       ///< percent
+constexpr int kMostRuined = 8;   ///< reruns at a time
+constexpr int64_t kSlowest = 8;  ///< times plain training, for starts
+
+size_t at(int32_t i) { return static_cast<size_t>(i); }
+
+struct Level {
+  int64_t target_bytes;
+  JudgedRuns best;
+};
+
+bool is_better(const JudgedRuns& one, const JudgedRuns& other) {
+  return std::pair(one.time_ns, one.peak_bytes) < std::pair(other.time_ns, other.peak_bytes);
+}
+
+class FrontBuilder {
+ public:
+  FrontBuilder(const FlatGraph& flat, const PlanLimits& limits) : flat_(flat), limits_(limits), search_(flat) {
+    for (const OpId op : base_ops(flat.graph)) base_.push_back(static_cast<int32_t>(op));
+  }
+
+  AutoFront build(const std::vector<Schedule>& starts) {
+    search_.assign(base_);
+    plain_ = search_.judged();
+    for (const Schedule& schedule : starts) add_start(schedule);
+    make_levels();
+    const int rounds = 4;
+    for (int round = 0; round < rounds; ++round) improve_all(round, work_of_round(rounds));
+    return front();
+  }
+
+ private:
+  void add_start(const Schedule& schedule) {
+    std::vector<int32_t> runs;
+    for (const Step& step : schedule.steps)
+      if (step.is_run()) runs.push_back(static_cast<int32_t>(step.op()));
+    search_.assign(std::move(runs));
+    starts_.push_back(search_.judged());
+  }
+
+  /// What a level costs to improve, in all: about as much as it took to find.
+  int64_t work_of_round(int rounds) const {
+    int64_t work_per_run = 60'000;
+    if (limits_.effort == Effort::kLow) work_per_run = 6'000;
+    if (limits_.effort == Effort::kHigh) work_per_run = 600'000;
+    return work_per_run * std::ssize(base_) / (rounds * std::max<int64_t>(1, std::ssize(levels_)));
+  }
+
+  int64_t most_start_ns() const {
+    return plain_.time_ns > std::numeric_limits<int64_t>::max() / kSlowest ? plain_.time_ns : kSlowest * plain_.time_ns;
+  }
+
+  /// Brings runs down to a target; keeps the result in `best` if that is better.
+  bool try_start(const std::vector<int32_t>& runs, int64_t target_bytes, std::optional<JudgedRuns>& best) {
+    search_.assign(runs);
+    const int64_t most_ns = best ? best->time_ns : most_start_ns();
+    if (!search_.descend(target_bytes, most_ns)) return false;
+    search_.prune(target_bytes);
+    JudgedRuns found = search_.judged();
+    if (!best || is_better(found, *best)) best = std::move(found);
+    return true;
+  }
+
+  std::optional<JudgedRuns> find_start(int64_t target_bytes) {
+    std::optional<JudgedRuns> best;
+    for (const JudgedRuns& start : starts_)
+      if (start.peak_bytes <= target_bytes && (!best || is_better(start, *best))) best = start;
+    if (best) try_start(std::vector(best->runs), target_bytes, best);
+    try_start(base_, target_bytes, best);
+    if (!levels_.empty()) try_start(levels_.back().best.runs, target_bytes, best);
+    return best;
+  }
+
+  bool add_level(int64_t target_bytes) {
+    std::optional<JudgedRuns> start = find_start(target_bytes);
+    if (start) levels_.push_back({target_bytes, std::move(*start)});
+    return start.has_value();
+  }
+
+  void make_levels() {
+    const int64_t least_bytes = peak_lower_bound_bytes(flat_);
+    const int64_t most_bytes = plain_.peak_bytes;
+    int64_t failed_bytes = least_bytes - 1;
+    for (const int64_t target_bytes : level_targets(most_bytes, least_bytes)) {
+      if (add_level(target_bytes)) continue;
+      failed_bytes = target_bytes;
+      break;
+    }
+    // Then as low as it goes.
+    for (int i = 0; i < kHalvings; ++i) {
+      const int64_t reached_bytes = levels_.empty() ? most_bytes : levels_.back().best.peak_bytes;
+      const int64_t target_bytes =
+          i == 0 ? std::max(least_bytes, failed_bytes + 1) : failed_bytes + (reached_bytes - failed_bytes) / 2;
+      if (target_bytes >= reached_bytes) break;
+      if (!add_level(target_bytes)) failed_bytes = target_bytes;
+    }
+  }
+
+  /// One round of one level, from the plans of all levels before this round.
+  void improve(RunSearch& search, const std::vector<Level>& before, size_t k, int round, int64_t work) const {
+    const int64_t target_bytes = before[k].target_bytes;
+    JudgedRuns best = before[k].best;
+    search.seed(static_cast<uint64_t>(round) * 1000 + k);
+    const auto keep_better = [&] {
+      search.prune(target_bytes);
+      if (search.timeline().time_ns() <= best.time_ns) best = search.judged();
+    };
+    const int64_t end = search.work() + work;
+    if (k + 1 < before.size()) {
+      search.assign(before[k + 1].best.runs);
+      keep_better();
+    }
+    if (k > 0) {
+      search.assign(before[k - 1].best.runs);
+      if (search.descend(target_bytes, best.time_ns)) keep_better();
+    }
+    while (search.work() < end) {
+      search.assign(best.runs);
+      if (!search.ruin(1 + static_cast<int>(search.random(kMostRuined)))) break;
+      if (search.descend(target_bytes, best.time_ns + best.time_ns / 50, kNoise)) keep_better();
+    }
+    improved_[k] = std::move(best);
+  }
+
+  void improve_all(int round, int64_t work) {
+    improved_.assign(levels_.size(), {});
+    std::atomic<size_t> next = 0;
+    const auto take_levels = [&] {
+      RunSearch search(flat_);
+      for (size_t k = next++; k < levels_.size(); k = next++) improve(search, levels_, k, round, work);
+    };
+    const int wanted = limits_.threads > 0 ? limits_.threads : static_cast<int>(std::thread::hardware_concurrency());
+    std::vector<std::thread> others;
+    for (int i = 1; i < std::min<int>(wanted, static_cast<int>(levels_.size())); ++i) others.emplace_back(take_levels);
+    take_levels();
+    for (std::thread& thread : others) thread.join();
+    for (size_t k = 0; k < levels_.size(); ++k) levels_[k].best = std::move(improved_[k]);
+  }
+
+  AutoFront front() {
+    std::vector<JudgedRuns> all = starts_;
+    all.push_back(plain_);
+    for (Level& level : levels_) all.push_back(std::move(level.best));
+    std::ranges::stable_sort(all, {}, [](const JudgedRuns& plan) { return std::pair(plan.peak_bytes, plan.time_ns); });
+    AutoFront result;
+    for (JudgedRuns& plan : all)
+      if (result.plans.empty() || plan.time_ns < result.plans.back().time_ns) result.plans.push_back(std::move(plan));
+    return result;
+  }
+
+  const FlatGraph& flat_;
+  PlanLimits limits_;
+  RunSearch search_;
+  std::vector<int32_t> base_;
+  JudgedRuns plain_;
+  std::vector<JudgedRuns> starts_;
+  std::vector<Level> levels_;
+  mutable std::vector<JudgedRuns> improved_;
+};
+
+}  // namespace
+
+int64_t peak_lower_bound_bytes(const FlatGraph& flat) {
+  int64_t most_bytes = 0;
+  for (const ValueId id : flat.graph.outputs())
+    if (!flat.graph.value(id).resident) most_bytes += flat.graph.value(id).bytes;
+  for (const OpId id : base_ops(flat.graph)) {
+    const auto op = static_cast<int32_t>(id);
+    // An alternative may need less.
+    const bool has_alternative =
+        std::ranges::any_of(flat.outputs(op), [&](int32_t v) { return flat.producers(v).size() > 1; });
+    if (has_alternative) continue;
+    int64_t bytes = flat.output_bytes[at(op)] + flat.workspace[at(op)];
+    for (const int32_t v : flat.inputs(op)) bytes += flat.bytes[at(v)];
+    int64_t in_place = 0;
+    for (const int32_t v : flat.overwrites(op)) in_place = std::max(in_place, flat.bytes[at(v)]);
+    most_bytes = std::max(most_bytes, bytes - in_place);
+  }
+  return flat.graph.resident_bytes() + most_bytes;
+}
+
+std::vector<int64_t> level_targets(int64_t most_bytes, int64_t least_bytes) {
+  std::vector<int64_t> targets;
+  for (int k = kLevels - 1; k > 0; --k) {
+    const int64_t target_bytes = most_bytes / kLevels * k + most_bytes % kLevels * k / kLevels;
+    if (target_bytes <= least_bytes) break;
+    targets.push_back(target_bytes);
+  }
+  return targets;
+}
+
+AutoFront make_auto_front(const FlatGraph& flat, const std::vector<Schedule>& starts, const PlanLimits& limits) {
+  return FrontBuilder(flat, limits).build(starts);
+}
+
+}  // namespace headroom
