@@ -50,11 +50,15 @@ int64_t least_chain_bytes(const Problem& problem) {
   }
 }
 
-AutoFront front_of(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
+}  // namespace
+
+AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
   std::vector<int64_t> targets = level_targets(problem.base_peak_bytes, peak_lower_bound_bytes(flat));
   targets.push_back(least_chain_bytes(problem));
   return make_auto_front(flat, chain_plans(problem, targets, limits), limits);
 }
+
+namespace {
 
 std::vector<int32_t> runs_of(const Schedule& schedule) {
   std::vector<int32_t> runs;
@@ -77,7 +81,7 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
     }
   }
   const FlatGraph flat(problem.graph);
-  const AutoFront front = front_of(problem, flat, request.limits);
+  const AutoFront front = make_auto_front(problem, flat, request.limits);
   result.smallest_budget_bytes = front.plans.front().peak_bytes;
   const auto above = std::ranges::partition_point(
       front.plans, [&](const JudgedRuns& plan) { return plan.peak_bytes <= budget_bytes; });
@@ -102,7 +106,7 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
 std::vector<CurvePoint> auto_curve(const Problem& problem, const PlanLimits& limits) {
   const FlatGraph flat(problem.graph);
   std::vector<CurvePoint> points;
-  for (const JudgedRuns& plan : front_of(problem, flat, limits).plans)
+  for (const JudgedRuns& plan : make_auto_front(problem, flat, limits).plans)
     points.push_back({plan.peak_bytes, plan.time_ns});
   return points;
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "headroom/plan/auto_front.h"
 #include "headroom/plan/planners.h"
 
 namespace headroom {
@@ -31,7 +32,10 @@ struct AutoLimits {
 };
 PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions& options = {});
 
-/// The front that plan_auto() picks from, smallest peak first.
+/// The front that plan_auto() picks from, but for `exhaustive`. `flat` is the problem's graph.
+AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
+
+/// The same as points, smallest peak first.
 std::vector<CurvePoint> auto_curve(const Problem& problem, const PlanLimits& limits);
 
 }  // namespace headroom

@@ -1,6 +1,7 @@
 #include "headroom/plan/auto_front.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <limits>
 #include <optional>
@@ -11,8 +12,10 @@ namespace {
 
 constexpr int kLevels = 40;      ///< down from plain training's peak, evenly
 constexpr int kHalvings = 6;     ///< below the last level that has a plan
-constexpr int kNoise = 40;       ///< percent
-constexpr int kMostRuined = 8;   ///< reruns at a time
+constexpr int kNoise = 60;       ///< percent
+constexpr std::array<size_t, 5> kMostInsertions = {1, 2, 4, 6, 12};  ///< which is best differs: each in turn
+constexpr int kMostAttempts = 40;  ///< at a level that does not come by itself
+constexpr int kMostRuined = 12;   ///< reruns at a time
 constexpr int64_t kSlowest = 8;  ///< times plain training, for starts
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
@@ -53,25 +56,29 @@ class FrontBuilder {
 
   /// What a level costs to improve, in all: about as much as it took to find.
   int64_t work_of_round(int rounds) const {
-    int64_t work_per_run = 60'000;
-    if (limits_.effort == Effort::kLow) work_per_run = 6'000;
-    if (limits_.effort == Effort::kHigh) work_per_run = 600'000;
-    return work_per_run * std::ssize(base_) / (rounds * std::max<int64_t>(1, std::ssize(levels_)));
+    return work_per_run() * std::ssize(base_) / (rounds * std::max<int64_t>(1, std::ssize(levels_)));
   }
+
+  int64_t work_per_run() const {
+    if (limits_.effort == Effort::kLow) return 1'000;
+    return limits_.effort == Effort::kHigh ? 100'000 : 7'000;
+  }
+
+  /// For a level that does not come by itself.
+  int64_t start_work() const { return work_per_run() / 20 * std::ssize(base_); }
 
   int64_t most_start_ns() const {
     return plain_.time_ns > std::numeric_limits<int64_t>::max() / kSlowest ? plain_.time_ns : kSlowest * plain_.time_ns;
   }
 
   /// Brings runs down to a target; keeps the result in `best` if that is better.
-  bool try_start(const std::vector<int32_t>& runs, int64_t target_bytes, std::optional<JudgedRuns>& best) {
+  void try_start(const std::vector<int32_t>& runs, int64_t target_bytes, std::optional<JudgedRuns>& best,
+                 size_t most_insertions = 6, int noise = 0) {
     search_.assign(runs);
-    const int64_t most_ns = best ? best->time_ns : most_start_ns();
-    if (!search_.descend(target_bytes, most_ns)) return false;
+    if (!search_.descend(target_bytes, {best ? best->time_ns : most_start_ns(), most_insertions, noise})) return;
     search_.prune(target_bytes);
     JudgedRuns found = search_.judged();
     if (!best || is_better(found, *best)) best = std::move(found);
-    return true;
   }
 
   std::optional<JudgedRuns> find_start(int64_t target_bytes) {
@@ -81,6 +88,13 @@ class FrontBuilder {
     if (best) try_start(std::vector(best->runs), target_bytes, best);
     try_start(base_, target_bytes, best);
     if (!levels_.empty()) try_start(levels_.back().best.runs, target_bytes, best);
+    // Other choices at random, from above and from plain training by turns, until one gets there.
+    const int64_t end = search_.work() + start_work();
+    for (int i = 0; !best && i < kMostAttempts && search_.work() < end; ++i) {
+      const bool from_above = i % 2 == 0 && !levels_.empty();
+      const size_t most_insertions = kMostInsertions[static_cast<size_t>(i / 2) % kMostInsertions.size()];
+      try_start(from_above ? levels_.back().best.runs : base_, target_bytes, best, most_insertions, kNoise);
+    }
     return best;
   }
 
@@ -102,8 +116,8 @@ class FrontBuilder {
     // Then as low as it goes.
     for (int i = 0; i < kHalvings; ++i) {
       const int64_t reached_bytes = levels_.empty() ? most_bytes : levels_.back().best.peak_bytes;
-      const int64_t target_bytes =
-          i == 0 ? std::max(least_bytes, failed_bytes + 1) : failed_bytes + (reached_bytes - failed_bytes) / 2;
+      const bool is_open = failed_bytes < least_bytes;
+      const int64_t target_bytes = is_open ? least_bytes : failed_bytes + (reached_bytes - failed_bytes) / 2;
       if (target_bytes >= reached_bytes) break;
       if (!add_level(target_bytes)) failed_bytes = target_bytes;
     }
@@ -125,12 +139,13 @@ class FrontBuilder {
     }
     if (k > 0) {
       search.assign(before[k - 1].best.runs);
-      if (search.descend(target_bytes, best.time_ns)) keep_better();
+      if (search.descend(target_bytes, {best.time_ns})) keep_better();
     }
     while (search.work() < end) {
       search.assign(best.runs);
       if (!search.ruin(1 + static_cast<int>(search.random(kMostRuined)))) break;
-      if (search.descend(target_bytes, best.time_ns + best.time_ns / 50, kNoise)) keep_better();
+      const size_t most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
+      if (search.descend(target_bytes, {best.time_ns + best.time_ns / 50, most_insertions, kNoise})) keep_better();
     }
     improved_[k] = std::move(best);
   }

@@ -8,9 +8,8 @@
 namespace headroom {
 namespace {
 
-constexpr size_t kMostInsertions = 48;  ///< of one move
 constexpr size_t kMostBanned = 12;
-constexpr int kMostLooks = 400;    ///< at candidates, for one step
+constexpr int kMostLooks = 100;    ///< at candidates, for one step
 constexpr double kLeastNs = 0.01;  ///< so that ops of no time can be compared by their bytes
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
@@ -52,11 +51,18 @@ double RunSearch::excess_freed(int32_t first, int32_t last, int64_t bytes) const
   return std::min(static_cast<double>(bytes) * count, over_sum_[at(last) + 1] - over_sum_[at(first)]);
 }
 
-double RunSearch::excess_added(int32_t first, int32_t last, int64_t bytes) const {
+/// How much more excess there is with `bytes` more in [first, last]; where that is above `most`, something above it.
+double RunSearch::excess_added(int32_t first, int32_t last, int64_t bytes, double most) const {
   if (first > last || now_.most(first, last) <= target_ - bytes) return 0;
+  if (most <= 0) return 1;
+  const double least = static_cast<double>(bytes) * (over_count_[at(last) + 1] - over_count_[at(first)]);
+  if (least > most) return least;
   double sum = 0;
-  for (int32_t p = first; p <= last; ++p)
+  for (int32_t p = first; p <= last && sum <= most; ++p) {
+    p = now_.skip_below(p, target_ - bytes);
+    if (p > last) break;
     sum += static_cast<double>(std::clamp<int64_t>(now_.moment(p) + bytes - target_, 0, bytes));
+  }
   return sum;
 }
 
@@ -79,7 +85,8 @@ int32_t RunSearch::last_needed(int32_t value, const Timeline::Copy& copy, int32_
 }
 
 /// Making `value` again right before `position`, where it is read.
-bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, Move& move, bool& has_choice) {
+bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, double least_ratio, Move& move,
+                         bool& has_choice) {
   move.insertions.clear();
   move.erasures.clear();
   move.relied.clear();
@@ -89,6 +96,7 @@ bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, Move&
   double harm = 0;
   int64_t freed_here = 0;
   int64_t extended_here = 0;
+  bool has_pulled = false;
   const int32_t maker = flat_.maker[at(value)];
   for (const int32_t w : flat_.outputs(maker)) {
     const Timeline::Copy* copy = now_.alive(w, position);
@@ -107,9 +115,11 @@ bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, Move&
     const int32_t op = open_.back();
     open_.pop_back();
     if (is_inserted(op)) continue;
-    if (move.insertions.size() >= kMostInsertions) return false;
+    if (move.insertions.size() >= most_insertions_) return false;
     move.insertions.push_back({position, op});
     time += static_cast<double>(flat_.time_ns[at(op)]);
+    // What is made again later anyway is taken off below, one by one: not before all are known is time final.
+    if (!has_pulled && (gain - harm) / (time + kLeastNs) < least_ratio) return false;
     for (const int32_t u : flat_.inputs(op)) {
       ++work_;
       if (now_.alive(u, position) != nullptr) {
@@ -120,7 +130,8 @@ bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, Move&
       const int32_t k = now_.events_before(u, position);
       const int64_t bytes = flat_.bytes[at(u)];
       const int32_t again = flat_.maker[at(u)];
-      const double longer = excess_added(events[at(k - 1)].position + 1, position - 1, bytes);
+      const double longer =
+          excess_added(events[at(k - 1)].position + 1, position - 1, bytes, may_extend ? gain - harm : 0);
       has_choice = has_choice || (longer > 0 && again >= 0);
       if (longer == 0 || again < 0 || (may_extend && harm + longer < gain)) {
         harm += longer;
@@ -129,9 +140,10 @@ bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, Move&
         continue;
       }
       const bool is_made_later = k < static_cast<int32_t>(events.size()) && now_.run(events[at(k)].position) == again;
-      if (is_made_later && excess_added(position, events[at(k)].position - 1, bytes) == 0) {
+      if (is_made_later && excess_added(position, events[at(k)].position - 1, bytes, 0) == 0) {
         move.erasures.push_back(events[at(k)].position);
         time -= static_cast<double>(flat_.time_ns[at(again)]);
+        has_pulled = true;
       }
       open_.push_back(again);
     }
@@ -197,10 +209,12 @@ void RunSearch::find_candidates(int noise) {
     if (flat_.maker[at(v)] < 0) continue;
     const std::span<const Timeline::Event> events = now_.events(v);
     work_ += std::ssize(events);
-    for (size_t k = 1; k < events.size(); ++k) {
+    // What the step puts out is read at its end.
+    const size_t reads = events.size() + (flat_.is_output[at(v)] != 0 ? 1 : 0);
+    for (size_t k = 1; k < reads; ++k) {
       const int32_t first = events[k - 1].position + 1;
-      const int32_t position = events[k].position;
-      if (events[k].is_write || over_count_[at(position)] == over_count_[at(first)]) continue;
+      const int32_t position = k < events.size() ? events[k].position : now_.size();
+      if ((k < events.size() && events[k].is_write) || over_count_[at(position)] == over_count_[at(first)]) continue;
       Candidate candidate{bound_ratio(v, first, position), 1, v, position};
       if (noise > 0) {
         const auto spread = static_cast<uint64_t>(noise);
@@ -228,8 +242,9 @@ bool RunSearch::find_moves(size_t most) {
     if (std::ranges::find(banned_, std::pair(candidate.value, candidate.position)) != banned_.end()) continue;
     if (move_count_ == moves_.size()) moves_.emplace_back();
     bool has_choice = false;
-    bool is_good = evaluate(candidate.value, candidate.position, false, moves_[move_count_], has_choice);
-    if (has_choice && evaluate(candidate.value, candidate.position, true, other_, has_choice) &&
+    const double least = most == 1 ? best / candidate.noise : 0;
+    bool is_good = evaluate(candidate.value, candidate.position, false, least, moves_[move_count_], has_choice);
+    if (has_choice && evaluate(candidate.value, candidate.position, true, least, other_, has_choice) &&
         (!is_good || other_.ratio > moves_[move_count_].ratio)) {
       std::swap(moves_[move_count_], other_);
       is_good = true;
@@ -252,6 +267,7 @@ void RunSearch::make_edited(const std::vector<Insertion>& insertions, const std:
     if (gone < erasures.size() && erasures[gone] == p) continue;
     edited_.push_back(now_.run(p));
   }
+  for (; next < insertions.size(); ++next) edited_.push_back(insertions[next].op);
 }
 
 /// The best moves, as long as none undoes what another relies on and they do not go far beyond the target together.
@@ -297,14 +313,15 @@ void RunSearch::apply_best(size_t most) {
   make_edited(insertions, erasures);
 }
 
-bool RunSearch::descend(int64_t target_bytes, int64_t most_ns, int noise) {
+bool RunSearch::descend(int64_t target_bytes, const DescentOptions& options) {
+  most_insertions_ = options.most_insertions;
   banned_.clear();
   size_t most = std::max<size_t>(1, at(now_.size()) / 100);
   set_target(target_bytes);
   while (now_.peak_bytes() > target_bytes) {
-    if (now_.time_ns() > most_ns || banned_.size() > kMostBanned) return false;
+    if (now_.time_ns() > options.most_ns || banned_.size() > kMostBanned) return false;
     const double excess = over_sum_.back();
-    find_candidates(noise);
+    find_candidates(options.noise);
     if (!find_moves(most)) return false;
     apply_best(most);
     const std::pair tried(moves_.front().value, moves_.front().insertions.front().before);
@@ -320,7 +337,7 @@ bool RunSearch::descend(int64_t target_bytes, int64_t most_ns, int noise) {
     if (most == 1) banned_.push_back(tried);
     most = 1;
   }
-  return now_.time_ns() <= most_ns;
+  return now_.time_ns() <= options.most_ns;
 }
 
 /// Whether a run can go because what is read of it can be kept from before instead, within the target as far as can be
@@ -405,21 +422,24 @@ void RunSearch::prune(int64_t target_bytes) {
   }
   for (bool changed = true; changed;) {
     changed = false;
-    std::vector<std::pair<int64_t, int32_t>> order;
+    std::vector<std::pair<int64_t, int32_t>> order;  // the longest first
     for (int32_t p = 0; p < now_.size(); ++p)
       if (is_rerun(p)) order.emplace_back(-flat_.time_ns[at(now_.run(p))], p);
     std::ranges::sort(order);
-    for (const auto& [cost, position] : order) {
+    for (size_t i = 0; i < order.size(); ++i) {
       ++work_;
+      const int32_t position = order[i].second;
       const std::optional<Removal> removal = find_removal(position, target_bytes);
       if (!removal) continue;
       std::vector<int32_t> before = now_.runs();
       remove(*removal);
-      if (now_.peak_bytes() <= target_bytes) {
-        changed = true;
-        break;
+      if (now_.peak_bytes() > target_bytes) {
+        assign(std::move(before));
+        continue;
       }
-      assign(std::move(before));
+      changed = true;
+      for (size_t j = i + 1; j < order.size(); ++j)
+        if (order[j].second > position) --order[j].second;
     }
   }
 }
@@ -437,14 +457,39 @@ bool RunSearch::ruin(int count) {
     const std::optional<Removal> removal = find_removal(p, std::numeric_limits<int64_t>::max());
     if (removal) removals.push_back(*removal);
   }
+  work_ += now_.size();
   if (removals.empty()) return false;
-  const auto middle = static_cast<int64_t>(random(removals.size()));
-  const int64_t first = std::max<int64_t>(0, middle - count / 2);
-  const int64_t last = std::min<int64_t>(first + count, std::ssize(removals));
-  // From the last to the first, so that positions stay right.
-  for (int64_t i = last; i-- > first;) {
-    const std::optional<Removal> removal =
-        find_removal(removals[static_cast<size_t>(i)].position, std::numeric_limits<int64_t>::max());
+  const auto n = static_cast<int64_t>(removals.size());
+  const int64_t chosen = static_cast<int64_t>(random(removals.size()));
+  const uint64_t kind = random(4);
+  std::vector<Removal> gone;
+  if (kind < 2) {  // neighbours
+    const int64_t first = std::clamp<int64_t>(chosen - count / 2, 0, std::max<int64_t>(n - count, 0));
+    gone.assign(removals.begin() + first, removals.begin() + std::min(first + count, n));
+  } else {  // alike, as in other blocks of the same shape, or anywhere
+    const int32_t op = removals[static_cast<size_t>(chosen)].op;
+    if (kind == 2)
+      std::erase_if(removals, [&](const Removal& removal) {
+        return flat_.time_ns[at(removal.op)] != flat_.time_ns[at(op)] ||
+               flat_.output_bytes[at(removal.op)] != flat_.output_bytes[at(op)];
+      });
+    for (int i = 0; i < count && !removals.empty(); ++i) {
+      const auto which = removals.begin() + static_cast<std::ptrdiff_t>(random(removals.size()));
+      gone.push_back(*which);
+      removals.erase(which);
+    }
+    std::ranges::sort(gone, {}, &Removal::position);
+  }
+  if (!flat_.has_alternatives) {
+    std::vector<int32_t> positions;
+    for (const Removal& removal : gone) positions.push_back(removal.position);
+    make_edited({}, positions);
+    assign(edited_);
+    return true;
+  }
+  // From the last to the first, so that positions stay right; what one relies on may have gone with another.
+  for (size_t i = gone.size(); i-- > 0;) {
+    const std::optional<Removal> removal = find_removal(gone[i].position, std::numeric_limits<int64_t>::max());
     if (removal) remove(*removal);
   }
   return true;

@@ -15,6 +15,12 @@ struct JudgedRuns {
   int64_t time_ns = 0;
 };
 
+struct DescentOptions {
+  int64_t most_ns;
+  size_t most_insertions = 6;  ///< runs that one choice may add
+  int noise = 0;               ///< percent by which choices are at random
+};
+
 /// Changes a sequence of runs step by step towards less memory or less time. First runs stay where they are; other runs
 /// come and go.
 ///
@@ -31,14 +37,14 @@ class RunSearch {
   /// Computes values again, right before they are read, instead of keeping them, until the peak is at most
   /// `target_bytes`: at each step what takes the most memory above the target away for the time it costs. What a rerun
   /// reads is kept longer where there is room, else made earlier that is made again later anyway, else made again too.
-  /// With `noise` (percent) the choice is at random by up to that much. False where it gets no further; the sequence
-  /// then has the least excess seen. False also where the time passes `most_ns`.
-  bool descend(int64_t target_bytes, int64_t most_ns, int noise = 0);
+  /// False where it gets no further, the sequence then having the least excess seen, or passes options.most_ns.
+  bool descend(int64_t target_bytes, const DescentOptions& options);
 
   /// Takes runs away that are not needed within `target_bytes`, which the peak is within.
   void prune(int64_t target_bytes);
 
-  /// Takes `count` reruns around a place away, whatever that does to the peak. False where there are none.
+  /// Takes `count` reruns away, whatever that does to the peak: neighbours, or of ops that cost the same, or any, at
+  /// random. False where there are none.
   bool ruin(int count);
 
   void seed(uint64_t seed) { random_state_ = seed; }
@@ -73,9 +79,9 @@ class RunSearch {
 
   void set_target(int64_t target_bytes);
   double excess_freed(int32_t first, int32_t last, int64_t bytes) const;
-  double excess_added(int32_t first, int32_t last, int64_t bytes) const;
+  double excess_added(int32_t first, int32_t last, int64_t bytes, double most) const;
   int32_t last_needed(int32_t value, const Timeline::Copy& copy, int32_t before, int32_t op) const;
-  bool evaluate(int32_t value, int32_t position, bool may_extend, Move& move, bool& has_choice);
+  bool evaluate(int32_t value, int32_t position, bool may_extend, double least_ratio, Move& move, bool& has_choice);
   double excess_of_insertions(const Move& move, int64_t memory) const;
   double bound_ratio(int32_t value, int32_t first, int32_t position) const;
   void find_candidates(int noise);
@@ -90,6 +96,7 @@ class RunSearch {
   const FlatGraph& flat_;
   Timeline now_;
   int64_t target_ = 0;
+  size_t most_insertions_ = 0;
   std::vector<int32_t> over_count_;  ///< before a position: how many are above the target
   std::vector<double> over_sum_;     ///< and by how much in all
   std::vector<Move> moves_;

@@ -79,30 +79,6 @@ void Timeline::assign(std::vector<int32_t> runs) {
   add_up();
 }
 
-std::span<const Timeline::Event> Timeline::events(int32_t value) const {
-  const int32_t first = event_begin_[at(value)];
-  return std::span(events_).subspan(at(first), at(event_begin_[at(value) + 1] - first));
-}
-
-std::span<const Timeline::Copy> Timeline::copies(int32_t value) const {
-  const int32_t first = copy_begin_[at(value)];
-  return std::span(copies_).subspan(at(first), at(copy_begin_[at(value) + 1] - first));
-}
-
-const Timeline::Copy* Timeline::alive(int32_t value, int32_t position) const {
-  const std::span<const Copy> all = copies(value);
-  const auto later = std::ranges::partition_point(all, [&](const Copy& copy) { return copy.born < position; });
-  if (later == all.begin()) return nullptr;
-  const Copy& copy = *std::prev(later);
-  return copy.last >= position ? &copy : nullptr;
-}
-
-int32_t Timeline::events_before(int32_t value, int32_t position) const {
-  const std::span<const Event> all = events(value);
-  const auto later = std::ranges::partition_point(all, [&](const Event& event) { return event.position < position; });
-  return static_cast<int32_t>(later - all.begin());
-}
-
 int64_t Timeline::most(int32_t first, int32_t last) const {
   int64_t most = kLeast;
   while (first <= last) {
@@ -115,6 +91,11 @@ int64_t Timeline::most(int32_t first, int32_t last) const {
     }
   }
   return most;
+}
+
+int32_t Timeline::skip_below(int32_t position, int64_t bytes) const {
+  while (position % kBlock == 0 && position < size() && block_most_[at(position / kBlock)] <= bytes) position += kBlock;
+  return position;
 }
 
 /// A counting sort of all reads and writes by value.
@@ -209,6 +190,7 @@ void Timeline::add_up() {
     block_most_[at(p / kBlock)] = std::max(block_most_[at(p / kBlock)], moment);
     time_ns_ += flat_->time_ns[at(op)];
   }
+  between_[at(size())] += sum;
 }
 
 Schedule Timeline::schedule() const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -86,21 +87,38 @@ class Timeline {
   int64_t time_ns() const { return time_ns_; }
   int64_t moment(int32_t position) const { return moments_[static_cast<size_t>(position)]; }
   const std::vector<int64_t>& moments() const { return moments_; }
-  /// In memory between position - 1 and position.
+  /// In memory between position - 1 and position, which may be the end.
   int64_t between(int32_t position) const { return between_[static_cast<size_t>(position)]; }
   /// The largest moment in [first, last]; less than any where there is none.
   int64_t most(int32_t first, int32_t last) const;
 
-  std::span<const Event> events(int32_t value) const;
-  std::span<const Copy> copies(int32_t value) const;
+  /// A position from `position` on before which no moment from there on is above `bytes`.
+  int32_t skip_below(int32_t position, int64_t bytes) const;
+
+  std::span<const Event> events(int32_t value) const { return part(events_, event_begin_, value); }
+  std::span<const Copy> copies(int32_t value) const { return part(copies_, copy_begin_, value); }
   /// The copy in memory between position - 1 and position, or null.
-  const Copy* alive(int32_t value, int32_t position) const;
+  const Copy* alive(int32_t value, int32_t position) const {
+    const std::span<const Copy> all = copies(value);
+    size_t later = all.size();  // most values have few copies
+    while (later > 0 && all[later - 1].born >= position) --later;
+    return later > 0 && all[later - 1].last >= position ? &all[later - 1] : nullptr;
+  }
   /// The number of events before a position.
-  int32_t events_before(int32_t value, int32_t position) const;
+  int32_t events_before(int32_t value, int32_t position) const {
+    const std::span<const Event> all = events(value);
+    const auto later = std::ranges::partition_point(all, [&](const Event& event) { return event.position < position; });
+    return static_cast<int32_t>(later - all.begin());
+  }
 
   Schedule schedule() const;
 
  private:
+  template <typename T>
+  static std::span<const T> part(const std::vector<T>& items, const std::vector<int32_t>& begin, int32_t value) {
+    const auto first = static_cast<size_t>(begin[static_cast<size_t>(value)]);
+    return std::span(items).subspan(first, static_cast<size_t>(begin[static_cast<size_t>(value) + 1]) - first);
+  }
   void find_events();
   void find_copies();
   void extend_held();
