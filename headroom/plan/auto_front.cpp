@@ -73,9 +73,9 @@ class FrontBuilder {
 
   /// Brings runs down to a target; keeps the result in `best` if that is better.
   void try_start(const std::vector<int32_t>& runs, int64_t target_bytes, std::optional<JudgedRuns>& best,
-                 size_t most_insertions = 6, int noise = 0) {
+                 size_t most_insertions = 6, int noise = 0, bool early = false) {
     search_.assign(runs);
-    if (!search_.descend(target_bytes, {best ? best->time_ns : most_start_ns(), most_insertions, noise})) return;
+    if (!search_.descend(target_bytes, {best ? best->time_ns : most_start_ns(), most_insertions, noise, early})) return;
     search_.prune(target_bytes);
     JudgedRuns found = search_.judged();
     if (!best || is_better(found, *best)) best = std::move(found);
@@ -93,7 +93,7 @@ class FrontBuilder {
     for (int i = 0; !best && i < kMostAttempts && search_.work() < end; ++i) {
       const bool from_above = i % 2 == 0 && !levels_.empty();
       const size_t most_insertions = kMostInsertions[static_cast<size_t>(i / 2) % kMostInsertions.size()];
-      try_start(from_above ? levels_.back().best.runs : base_, target_bytes, best, most_insertions, kNoise);
+      try_start(from_above ? levels_.back().best.runs : base_, target_bytes, best, most_insertions, kNoise, i % 4 < 2);
     }
     return best;
   }
@@ -145,7 +145,8 @@ class FrontBuilder {
       search.assign(best.runs);
       if (!search.ruin(1 + static_cast<int>(search.random(kMostRuined)))) break;
       const size_t most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
-      if (search.descend(target_bytes, {best.time_ns + best.time_ns / 50, most_insertions, kNoise})) keep_better();
+      const bool early = search.random(3) == 0;
+      if (search.descend(target_bytes, {best.time_ns + best.time_ns / 50, most_insertions, kNoise, early})) keep_better();
     }
     improved_[k] = std::move(best);
   }

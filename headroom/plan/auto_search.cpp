@@ -90,6 +90,7 @@ bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, doubl
   move.insertions.clear();
   move.erasures.clear();
   move.relied.clear();
+  move.extended.clear();
   move.value = value;
   double gain = 0;
   double time = 0;
@@ -103,7 +104,7 @@ bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, doubl
     if (copy == nullptr) continue;
     const int32_t last = last_needed(w, *copy, position, maker);
     gain += excess_freed(last + 1, position - 1, flat_.bytes[at(w)]);
-    if (last < position - 1) freed_here += flat_.bytes[at(w)];
+    if (last < position) freed_here += flat_.bytes[at(w)];
   }
   if (gain <= 0) return false;
 
@@ -135,7 +136,8 @@ bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, doubl
       has_choice = has_choice || (longer > 0 && again >= 0);
       if (longer == 0 || again < 0 || (may_extend && harm + longer < gain)) {
         harm += longer;
-        extended_here += bytes;
+        if (std::ranges::find(move.extended, u) == move.extended.end()) extended_here += bytes;
+        move.extended.push_back(u);
         move.relied.push_back(u);
         continue;
       }
@@ -180,6 +182,7 @@ double RunSearch::excess_of_insertions(const Move& move, int64_t memory) const {
       if (is_read_later(v) || is_read_after(v, i + 1)) memory += flat_.bytes[at(v)];
     for (const int32_t v : flat_.inputs(op)) {
       const bool is_made_here =
+          std::ranges::find(move.extended, v) != move.extended.end() ||
           std::any_of(move.insertions.begin(), move.insertions.begin() + static_cast<std::ptrdiff_t>(i),
                       [&](const Insertion& other) {
                         return std::ranges::find(flat_.outputs(other.op), v) != flat_.outputs(other.op).end();
@@ -203,7 +206,28 @@ double RunSearch::bound_ratio(int32_t value, int32_t first, int32_t position) co
   return gain / (static_cast<double>(flat_.time_ns[at(maker)]) + kLeastNs);
 }
 
-void RunSearch::find_candidates(int noise) {
+/// The last position up to which all that making a value takes is there, before another position.
+int32_t RunSearch::last_chance(int32_t value, int32_t position) const {
+  int32_t chance = position;
+  for (const int32_t u : flat_.inputs(flat_.maker[at(value)])) {
+    if (now_.alive(u, position) != nullptr) continue;
+    const int32_t k = now_.events_before(u, position);
+    chance = std::min(chance, now_.events(u)[at(k - 1)].position + 1);
+  }
+  return chance;
+}
+
+void RunSearch::add_candidate(int32_t value, int32_t first, int32_t position, int noise) {
+  Candidate candidate{bound_ratio(value, first, position), 1, value, position};
+  if (noise > 0) {
+    const auto spread = static_cast<uint64_t>(noise);
+    candidate.noise = static_cast<double>(100 - spread + random(2 * spread + 1)) / 100;
+    candidate.bound *= candidate.noise;
+  }
+  if (candidate.bound > 0) candidates_.push_back(candidate);
+}
+
+void RunSearch::find_candidates(const DescentOptions& options) {
   candidates_.clear();
   for (int32_t v = 0; v < flat_.value_count; ++v) {
     if (flat_.maker[at(v)] < 0) continue;
@@ -215,13 +239,11 @@ void RunSearch::find_candidates(int noise) {
       const int32_t first = events[k - 1].position + 1;
       const int32_t position = k < events.size() ? events[k].position : now_.size();
       if ((k < events.size() && events[k].is_write) || over_count_[at(position)] == over_count_[at(first)]) continue;
-      Candidate candidate{bound_ratio(v, first, position), 1, v, position};
-      if (noise > 0) {
-        const auto spread = static_cast<uint64_t>(noise);
-        candidate.noise = static_cast<double>(100 - spread + random(2 * spread + 1)) / 100;
-        candidate.bound *= candidate.noise;
-      }
-      if (candidate.bound > 0) candidates_.push_back(candidate);
+      add_candidate(v, first, position, options.noise);
+      if (!options.early) continue;
+      const int32_t early = last_chance(v, position);
+      if (early > first && early < position && over_count_[at(early)] > over_count_[at(first)])
+        add_candidate(v, first, early, options.noise);
     }
   }
 }
@@ -321,7 +343,7 @@ bool RunSearch::descend(int64_t target_bytes, const DescentOptions& options) {
   while (now_.peak_bytes() > target_bytes) {
     if (now_.time_ns() > options.most_ns || banned_.size() > kMostBanned) return false;
     const double excess = over_sum_.back();
-    find_candidates(options.noise);
+    find_candidates(options);
     if (!find_moves(most)) return false;
     apply_best(most);
     const std::pair tried(moves_.front().value, moves_.front().insertions.front().before);

@@ -19,6 +19,7 @@ struct DescentOptions {
   int64_t most_ns;
   size_t most_insertions = 6;  ///< runs that one choice may add
   int noise = 0;               ///< percent by which choices are at random
+  bool early = false;          ///< also make values again before what that takes goes, not only where they are read
 };
 
 /// Changes a sequence of runs step by step towards less memory or less time. First runs stay where they are; other runs
@@ -61,6 +62,7 @@ class RunSearch {
     double gain = 0;
     std::vector<Insertion> insertions;
     std::vector<int32_t> erasures;
+    std::vector<int32_t> extended;  ///< values that are kept longer for them
     std::vector<int32_t> relied;  ///< values that the inserted runs find alive
     int32_t value = -1;
   };
@@ -84,7 +86,9 @@ class RunSearch {
   bool evaluate(int32_t value, int32_t position, bool may_extend, double least_ratio, Move& move, bool& has_choice);
   double excess_of_insertions(const Move& move, int64_t memory) const;
   double bound_ratio(int32_t value, int32_t first, int32_t position) const;
-  void find_candidates(int noise);
+  int32_t last_chance(int32_t value, int32_t position) const;
+  void add_candidate(int32_t value, int32_t first, int32_t position, int noise);
+  void find_candidates(const DescentOptions& options);
   bool find_moves(size_t most);
   void apply_best(size_t most);
   void make_edited(const std::vector<Insertion>& insertions, const std::vector<int32_t>& erasures);
