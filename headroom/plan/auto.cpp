@@ -5,6 +5,7 @@
 
 #include "headroom/plan/auto_front.h"
 #include "headroom/plan/chain.h"
+#include "headroom/plan/memory_bound.h"
 
 namespace headroom {
 namespace {
@@ -83,10 +84,12 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
   const FlatGraph flat(problem.graph);
   const AutoFront front = make_auto_front(problem, flat, request.limits);
   result.smallest_budget_bytes = front.plans.front().peak_bytes;
+  const MemoryBound bound = memory_bound(problem.graph, budget_bytes);
+  result.lower_bound_ns = bound.time_ns;
   const auto above = std::ranges::partition_point(
       front.plans, [&](const JudgedRuns& plan) { return plan.peak_bytes <= budget_bytes; });
   if (above == front.plans.begin()) {
-    const bool is_proved = budget_bytes < peak_lower_bound_bytes(flat);
+    const bool is_proved = budget_bytes < peak_lower_bound_bytes(flat) || !bound.is_feasible;
     result.status = is_proved ? PlanStatus::kInfeasible : PlanStatus::kNotFound;
     return result;
   }

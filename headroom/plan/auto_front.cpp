@@ -10,13 +10,13 @@
 namespace headroom {
 namespace {
 
-constexpr int kLevels = 40;      ///< down from plain training's peak, evenly
-constexpr int kHalvings = 6;     ///< below the last level that has a plan
-constexpr int kNoise = 60;       ///< percent
+constexpr int kLevels = 40;                                          ///< down from plain training's peak, evenly
+constexpr int kHalvings = 6;                                         ///< below the last level that has a plan
+constexpr int kNoise = 60;                                           ///< percent
 constexpr std::array<size_t, 5> kMostInsertions = {1, 2, 4, 6, 12};  ///< which is best differs: each in turn
-constexpr int kMostAttempts = 40;  ///< at a level that does not come by itself
-constexpr int kMostRuined = 12;   ///< reruns at a time
-constexpr int64_t kSlowest = 8;  ///< times plain training, for starts
+constexpr int kMostAttempts = 40;                                    ///< at a level that does not come by itself
+constexpr int kMostRuined = 12;                                      ///< reruns at a time
+constexpr int64_t kSlowest = 8;                                      ///< times plain training, for starts
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
@@ -146,7 +146,8 @@ class FrontBuilder {
       if (!search.ruin(1 + static_cast<int>(search.random(kMostRuined)))) break;
       const size_t most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
       const bool early = search.random(3) == 0;
-      if (search.descend(target_bytes, {best.time_ns + best.time_ns / 50, most_insertions, kNoise, early})) keep_better();
+      if (search.descend(target_bytes, {best.time_ns + best.time_ns / 50, most_insertions, kNoise, early}))
+        keep_better();
     }
     improved_[k] = std::move(best);
   }

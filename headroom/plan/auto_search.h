@@ -63,7 +63,7 @@ class RunSearch {
     std::vector<Insertion> insertions;
     std::vector<int32_t> erasures;
     std::vector<int32_t> extended;  ///< values that are kept longer for them
-    std::vector<int32_t> relied;  ///< values that the inserted runs find alive
+    std::vector<int32_t> relied;    ///< values that the inserted runs find alive
     int32_t value = -1;
   };
 
