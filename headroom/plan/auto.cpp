@@ -56,7 +56,17 @@ int64_t least_chain_bytes(const Problem& problem) {
 AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
   std::vector<int64_t> targets = level_targets(problem.base_peak_bytes, peak_lower_bound_bytes(flat));
   targets.push_back(least_chain_bytes(problem));
-  return make_auto_front(flat, chain_plans(problem, targets, limits), limits);
+  std::vector<Schedule> starts = chain_plans(problem, targets, limits);
+  // For the least memory.
+  for (const char* name : {"division-tree", "peak-linear"}) {
+    try {
+      Plan plan = make_plan(get_planner(name), problem, {std::nullopt, limits});
+      starts.push_back(std::move(*plan.result.schedule));
+    } catch (const NotApplicable&) {
+      continue;
+    }
+  }
+  return make_auto_front(flat, starts, limits);
 }
 
 namespace {

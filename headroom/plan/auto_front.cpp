@@ -10,13 +10,14 @@
 namespace headroom {
 namespace {
 
-constexpr int kLevels = 40;                                          ///< down from plain training's peak, evenly
-constexpr int kHalvings = 6;                                         ///< below the last level that has a plan
-constexpr int kNoise = 60;                                           ///< percent
-constexpr std::array<size_t, 5> kMostInsertions = {1, 2, 4, 6, 12};  ///< which is best differs: each in turn
-constexpr int kMostAttempts = 40;                                    ///< at a level that does not come by itself
-constexpr int kMostRuined = 12;                                      ///< reruns at a time
-constexpr int64_t kSlowest = 8;                                      ///< times plain training, for starts
+constexpr int kLevels = 40;                                              ///< down from plain training's peak, evenly
+constexpr int kHalvings = 6;                                             ///< below the last level that has a plan
+constexpr int kNoise = 60;                                               ///< percent
+constexpr std::array<size_t, 6> kMostInsertions = {1, 2, 4, 6, 12, 32};  ///< which is best differs: each in turn
+constexpr int64_t kLongGraph = 1000;                                     ///< runs; then there are half as many levels
+constexpr int kMostAttempts = 40;                                        ///< at a level that does not come by itself
+constexpr int kMostRuined = 12;                                          ///< reruns at a time
+constexpr int64_t kSlowest = 8;                                          ///< times plain training, for starts
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
@@ -61,11 +62,13 @@ class FrontBuilder {
 
   int64_t work_per_run() const {
     if (limits_.effort == Effort::kLow) return 1'000;
-    return limits_.effort == Effort::kHigh ? 100'000 : 7'000;
+    return limits_.effort == Effort::kHigh ? 100'000 : 5'000;
   }
 
   /// For a level that does not come by itself.
-  int64_t start_work() const { return work_per_run() / 20 * std::ssize(base_); }
+  int64_t start_work() const { return std::max<int64_t>(work_per_run() / 10 * std::ssize(base_), 60 * work_per_run()); }
+
+  bool is_long() const { return std::ssize(base_) > kLongGraph; }
 
   int64_t most_start_ns() const {
     return plain_.time_ns > std::numeric_limits<int64_t>::max() / kSlowest ? plain_.time_ns : kSlowest * plain_.time_ns;
@@ -73,9 +76,10 @@ class FrontBuilder {
 
   /// Brings runs down to a target; keeps the result in `best` if that is better.
   void try_start(const std::vector<int32_t>& runs, int64_t target_bytes, std::optional<JudgedRuns>& best,
-                 size_t most_insertions = 6, int noise = 0, bool early = false) {
+                 DescentOptions options) {
+    options.most_ns = best ? best->time_ns : most_start_ns();
     search_.assign(runs);
-    if (!search_.descend(target_bytes, {best ? best->time_ns : most_start_ns(), most_insertions, noise, early})) return;
+    if (!search_.descend(target_bytes, options)) return;
     search_.prune(target_bytes);
     JudgedRuns found = search_.judged();
     if (!best || is_better(found, *best)) best = std::move(found);
@@ -85,15 +89,17 @@ class FrontBuilder {
     std::optional<JudgedRuns> best;
     for (const JudgedRuns& start : starts_)
       if (start.peak_bytes <= target_bytes && (!best || is_better(start, *best))) best = start;
-    if (best) try_start(std::vector(best->runs), target_bytes, best);
-    try_start(base_, target_bytes, best);
-    if (!levels_.empty()) try_start(levels_.back().best.runs, target_bytes, best);
+    if (best) try_start(std::vector(best->runs), target_bytes, best, {});
+    if (!is_long()) try_start(base_, target_bytes, best, {6});
+    try_start(base_, target_bytes, best, {16});
+    if (!levels_.empty()) try_start(levels_.back().best.runs, target_bytes, best, {6});
     // Other choices at random, from above and from plain training by turns, until one gets there.
     const int64_t end = search_.work() + start_work();
     for (int i = 0; !best && i < kMostAttempts && search_.work() < end; ++i) {
-      const bool from_above = i % 2 == 0 && !levels_.empty();
-      const size_t most_insertions = kMostInsertions[static_cast<size_t>(i / 2) % kMostInsertions.size()];
-      try_start(from_above ? levels_.back().best.runs : base_, target_bytes, best, most_insertions, kNoise, i % 4 < 2);
+      const bool from_above = i % 2 == 1 && !levels_.empty();
+      const size_t most_insertions = kMostInsertions[kMostInsertions.size() - 1 - at(i / 2) % kMostInsertions.size()];
+      try_start(from_above ? levels_.back().best.runs : base_, target_bytes, best,
+                {most_insertions, i < 2 ? 0 : kNoise, i % 4 >= 2});
     }
     return best;
   }
@@ -108,7 +114,10 @@ class FrontBuilder {
     const int64_t least_bytes = peak_lower_bound_bytes(flat_);
     const int64_t most_bytes = plain_.peak_bytes;
     int64_t failed_bytes = least_bytes - 1;
+    bool is_odd = false;
     for (const int64_t target_bytes : level_targets(most_bytes, least_bytes)) {
+      is_odd = !is_odd;
+      if (is_odd && is_long()) continue;
       if (add_level(target_bytes)) continue;
       failed_bytes = target_bytes;
       break;
@@ -139,14 +148,14 @@ class FrontBuilder {
     }
     if (k > 0) {
       search.assign(before[k - 1].best.runs);
-      if (search.descend(target_bytes, {best.time_ns})) keep_better();
+      if (search.descend(target_bytes, {.most_ns = best.time_ns})) keep_better();
     }
     while (search.work() < end) {
       search.assign(best.runs);
       if (!search.ruin(1 + static_cast<int>(search.random(kMostRuined)))) break;
       const size_t most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
       const bool early = search.random(3) == 0;
-      if (search.descend(target_bytes, {best.time_ns + best.time_ns / 50, most_insertions, kNoise, early}))
+      if (search.descend(target_bytes, {most_insertions, kNoise, early, best.time_ns + best.time_ns / 50}))
         keep_better();
     }
     improved_[k] = std::move(best);

@@ -8,8 +8,10 @@
 namespace headroom {
 namespace {
 
+constexpr int64_t kMostWork = 4'000;  ///< of one descent, for each run
 constexpr size_t kMostBanned = 12;
-constexpr int kMostLooks = 100;    ///< at candidates, for one step
+constexpr int kEnoughLooks = 100;  ///< at candidates, for one step that has found a move
+constexpr int kMostLooks = 2'000;  ///< for one that has not
 constexpr double kLeastNs = 0.01;  ///< so that ops of no time can be compared by their bytes
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
@@ -51,17 +53,21 @@ double RunSearch::excess_freed(int32_t first, int32_t last, int64_t bytes) const
   return std::min(static_cast<double>(bytes) * count, over_sum_[at(last) + 1] - over_sum_[at(first)]);
 }
 
-/// How much more excess there is with `bytes` more in [first, last]; where that is above `most`, something above it.
+/// At least how much more excess there is with `bytes` more in [first, last], 0 only where there is none; blocks inside
+/// count by their largest moment. Where it is above `most`, something above it.
 double RunSearch::excess_added(int32_t first, int32_t last, int64_t bytes, double most) const {
   if (first > last || now_.most(first, last) <= target_ - bytes) return 0;
   if (most <= 0) return 1;
   const double least = static_cast<double>(bytes) * (over_count_[at(last) + 1] - over_count_[at(first)]);
   if (least > most) return least;
   double sum = 0;
-  for (int32_t p = first; p <= last && sum <= most; ++p) {
-    p = now_.skip_below(p, target_ - bytes);
-    if (p > last) break;
-    sum += static_cast<double>(std::clamp<int64_t>(now_.moment(p) + bytes - target_, 0, bytes));
+  const auto added = [&](int64_t moment) {
+    return static_cast<double>(std::clamp<int64_t>(moment + bytes - target_, 0, bytes));
+  };
+  for (int32_t p = first; p <= last && sum <= most;) {
+    const bool is_whole_block = p % Timeline::kBlock == 0 && p + Timeline::kBlock - 1 <= last;
+    sum += is_whole_block ? Timeline::kBlock * added(now_.most_of_block(p)) : added(now_.moment(p));
+    p += is_whole_block ? Timeline::kBlock : 1;
   }
   return sum;
 }
@@ -131,6 +137,7 @@ bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, doubl
       const int32_t k = now_.events_before(u, position);
       const int64_t bytes = flat_.bytes[at(u)];
       const int32_t again = flat_.maker[at(u)];
+      work_ += (position - events[at(k - 1)].position) / Timeline::kBlock;
       const double longer =
           excess_added(events[at(k - 1)].position + 1, position - 1, bytes, may_extend ? gain - harm : 0);
       has_choice = has_choice || (longer > 0 && again >= 0);
@@ -257,6 +264,7 @@ bool RunSearch::find_moves(size_t most) {
   move_count_ = 0;
   double best = 0;
   for (int looked_at = 0; !candidates_.empty() && looked_at < kMostLooks; ++looked_at) {
+    if (looked_at >= kEnoughLooks && move_count_ > 0) break;
     const Candidate candidate = candidates_.front();
     if (most == 1 ? best >= candidate.bound : move_count_ >= 2 * most) break;
     std::ranges::pop_heap(candidates_, less);
@@ -339,9 +347,10 @@ bool RunSearch::descend(int64_t target_bytes, const DescentOptions& options) {
   most_insertions_ = options.most_insertions;
   banned_.clear();
   size_t most = std::max<size_t>(1, at(now_.size()) / 100);
+  const int64_t end = work_ + kMostWork * now_.size();
   set_target(target_bytes);
   while (now_.peak_bytes() > target_bytes) {
-    if (now_.time_ns() > options.most_ns || banned_.size() > kMostBanned) return false;
+    if (work_ > end || now_.time_ns() > options.most_ns || banned_.size() > kMostBanned) return false;
     const double excess = over_sum_.back();
     find_candidates(options);
     if (!find_moves(most)) return false;

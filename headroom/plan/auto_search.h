@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -16,10 +17,10 @@ struct JudgedRuns {
 };
 
 struct DescentOptions {
-  int64_t most_ns;
   size_t most_insertions = 6;  ///< runs that one choice may add
   int noise = 0;               ///< percent by which choices are at random
   bool early = false;          ///< also make values again before what that takes goes, not only where they are read
+  int64_t most_ns = std::numeric_limits<int64_t>::max();
 };
 
 /// Changes a sequence of runs step by step towards less memory or less time. First runs stay where they are; other runs

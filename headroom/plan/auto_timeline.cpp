@@ -7,7 +7,6 @@
 namespace headroom {
 namespace {
 
-constexpr int32_t kBlock = 32;
 constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
@@ -91,11 +90,6 @@ int64_t Timeline::most(int32_t first, int32_t last) const {
     }
   }
   return most;
-}
-
-int32_t Timeline::skip_below(int32_t position, int64_t bytes) const {
-  while (position % kBlock == 0 && position < size() && block_most_[at(position / kBlock)] <= bytes) position += kBlock;
-  return position;
 }
 
 /// A counting sort of all reads and writes by value.

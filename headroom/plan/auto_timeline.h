@@ -64,6 +64,8 @@ struct FlatGraph {
 /// follow. assign() takes O(ids read, written and held) with small constants: it is what the search repeats.
 class Timeline {
  public:
+  static constexpr int32_t kBlock = 32;
+
   /// When a value is read or written: positions in order.
   struct Event {
     int32_t position;
@@ -92,8 +94,8 @@ class Timeline {
   /// The largest moment in [first, last]; less than any where there is none.
   int64_t most(int32_t first, int32_t last) const;
 
-  /// A position from `position` on before which no moment from there on is above `bytes`.
-  int32_t skip_below(int32_t position, int64_t bytes) const;
+  /// The largest moment of the kBlock positions from one that is a multiple of kBlock.
+  int64_t most_of_block(int32_t position) const { return block_most_[static_cast<size_t>(position / kBlock)]; }
 
   std::span<const Event> events(int32_t value) const { return part(events_, event_begin_, value); }
   std::span<const Copy> copies(int32_t value) const { return part(copies_, copy_begin_, value); }
