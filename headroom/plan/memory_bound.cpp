@@ -97,8 +97,7 @@ class BoundSearch {
       if (found_ns == std::numeric_limits<double>::infinity()) return {bound.time_ns, false};
       extra_ns = std::max(extra_ns, found_ns);
     }
-    // Less than exact by more than what doubles can be wrong by.
-    extra_ns = std::floor(extra_ns * (1 - kSafety));
+    extra_ns = std::ceil(extra_ns);  // times are whole
     if (extra_ns < 0x1p62 - static_cast<double>(bound.time_ns)) bound.time_ns += static_cast<int64_t>(extra_ns);
     return bound;
   }
@@ -225,7 +224,8 @@ class BoundSearch {
       const double price = (least.time_ns - all.time_ns) / (all.bytes - least.bytes);
       const Line line = cheapest(moment, price);
       const double value = line.time_ns + price * line.bytes;
-      best_ns = std::max(best_ns, value - price * room);
+      // Less than exact by more than what doubles can be wrong by.
+      best_ns = std::max(best_ns, value - price * room - kSafety * (value + price * std::abs(room)));
       const double known = all.time_ns + price * all.bytes;
       if (value >= known * (1 - kSafety)) break;
       (line.bytes > room ? all : least) = line;

@@ -327,6 +327,7 @@ TEST(MaxFlow, ByHand) {
 TEST(MemoryBound, ByHand) {
   const Graph graph = three_stages();
   EXPECT_EQ(memory_bound(graph, 22).time_ns, 21);
+  EXPECT_EQ(memory_bound(graph, 21).time_ns, 22) << "0.5, and times are whole";
   EXPECT_EQ(memory_bound(graph, 20).time_ns, 22);
   EXPECT_FALSE(memory_bound(graph, 19).is_feasible);
 }
