@@ -107,6 +107,7 @@ class BoundSearch {
   struct Line {
     double time_ns;
     double bytes;  ///< kept
+    double least;  ///< time + price * bytes is no less in any way: the flow
   };
 
   /// Those in which not all fits.
@@ -200,8 +201,7 @@ class BoundSearch {
       }
       keeps.emplace_back(flow.add_edge(node_of_value[index(id)], again, price * bytes_of(id)), id);
     }
-    flow.run(0, 1);
-    Line line{0, 0};
+    Line line{0, 0, flow.run(0, 1)};
     for (const auto& [edge, time_ns] : remakes)
       if (flow.is_cut(edge)) line.time_ns += time_ns;
     for (const auto& [edge, id] : keeps)
@@ -216,18 +216,17 @@ class BoundSearch {
     const auto room = static_cast<double>(moment.room_bytes);
     double total_ns = 1;
     for (const Op& op : graph_.ops()) total_ns += static_cast<double>(op.time_ns);
-    Line all{0, static_cast<double>(moment.wanted_bytes)};
+    Line all{0, static_cast<double>(moment.wanted_bytes), 0};
     Line least = cheapest(moment, 2 * total_ns);  // a byte less is worth any time
     if (least.bytes > room * (1 + kSafety) + 0.5) return kInfinity;
     double best_ns = 0;
     for (int i = 0; i < kPrices && all.bytes > least.bytes; ++i) {
       const double price = (least.time_ns - all.time_ns) / (all.bytes - least.bytes);
       const Line line = cheapest(moment, price);
-      const double value = line.time_ns + price * line.bytes;
       // Less than exact by more than what doubles can be wrong by.
-      best_ns = std::max(best_ns, value - price * room - kSafety * (value + price * std::abs(room)));
+      best_ns = std::max(best_ns, line.least - price * room - kSafety * (line.least + price * std::abs(room)));
       const double known = all.time_ns + price * all.bytes;
-      if (value >= known * (1 - kSafety)) break;
+      if (line.least >= known * (1 - kSafety)) break;
       (line.bytes > room ? all : least) = line;
     }
     return best_ns;
