@@ -7,6 +7,8 @@
 #include <optional>
 #include <thread>
 
+#include "headroom/plan/memory_bound.h"
+
 namespace headroom {
 namespace {
 
@@ -23,7 +25,10 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 struct Level {
   int64_t target_bytes;
-  JudgedRuns best;
+  /// The best, and for the first rounds another that came about otherwise: the better start is not always the one that
+  /// can be improved further.
+  std::vector<JudgedRuns> plans;
+  const JudgedRuns& best() const { return plans.front(); }
 };
 
 bool is_better(const JudgedRuns& one, const JudgedRuns& other) {
@@ -66,7 +71,7 @@ class FrontBuilder {
   }
 
   /// For a level that does not come by itself.
-  int64_t start_work() const { return std::max<int64_t>(work_per_run() / 10 * std::ssize(base_), 60 * work_per_run()); }
+  int64_t start_work() const { return std::max<int64_t>(work_per_run() / 10 * std::ssize(base_), 20 * work_per_run()); }
 
   bool is_long() const { return std::ssize(base_) > kLongGraph; }
 
@@ -85,29 +90,85 @@ class FrontBuilder {
     if (!best || is_better(found, *best)) best = std::move(found);
   }
 
-  std::optional<JudgedRuns> find_start(int64_t target_bytes) {
-    std::optional<JudgedRuns> best;
+  /// Plain training up to the moment that memory_bound() finds the hardest; of what was made before only what it keeps is
+  /// there then, and the rest is made again where it is read.
+  std::vector<int32_t> runs_around_cut(int64_t target_bytes) const {
+    const MemoryBound bound = memory_bound(flat_.graph, target_bytes);
+    if (bound.moment.empty()) return {};
+    std::vector<uint8_t> is_there(at(flat_.value_count), 1);
+    std::vector<int32_t> runs;
+    const auto add = [&](int32_t op) {
+      runs.push_back(op);
+      for (const int32_t v : flat_.outputs(op)) is_there[at(v)] = 1;
+    };
+    size_t position = 0;
+    for (; position < base_.size(); ++position) {
+      add(base_[position]);
+      if (std::ranges::find(bound.moment, static_cast<OpId>(base_[position])) != bound.moment.end()) break;
+    }
+    if (position == base_.size()) return {};
+    for (size_t i = 0; i < position; ++i)
+      for (const int32_t v : flat_.outputs(base_[i])) is_there[at(v)] = flat_.maker[at(v)] < 0 ? 1 : 0;
+    for (const ValueId id : bound.kept) is_there[index(id)] = 1;
+    for (const int32_t v : flat_.inputs(base_[position])) is_there[at(v)] = 1;
+    std::vector<int32_t> open;  // ops, each before those that it waits for
+    for (++position; position < base_.size(); ++position) {
+      open.assign(1, base_[position]);
+      while (!open.empty()) {
+        const int32_t op = open.back();
+        int32_t missing = -1;
+        // What takes more with it first: a tape before its output.
+        for (const int32_t u : flat_.inputs(op))
+          if (is_there[at(u)] == 0 && (missing < 0 || flat_.outputs(flat_.maker[at(u)]).size() >
+                                                          flat_.outputs(flat_.maker[at(missing)]).size()))
+            missing = u;
+        if (missing >= 0) {
+          open.push_back(flat_.maker[at(missing)]);
+        } else {
+          add(op);
+          open.pop_back();
+        }
+      }
+    }
+    for (const ValueId id : flat_.graph.outputs())
+      if (!flat_.graph.value(id).resident && is_there[index(id)] == 0) return {};
+    return runs;
+  }
+
+  /// Plans within a target, the best first: from the cut, and from plain training or the level above.
+  std::vector<JudgedRuns> find_starts(int64_t target_bytes) {
+    std::optional<JudgedRuns> cut;
     for (const JudgedRuns& start : starts_)
-      if (start.peak_bytes <= target_bytes && (!best || is_better(start, *best))) best = start;
-    if (best) try_start(std::vector(best->runs), target_bytes, best, {});
+      if (start.peak_bytes <= target_bytes && (!cut || is_better(start, *cut))) cut = start;
+    if (cut) try_start(std::vector(cut->runs), target_bytes, cut, {});
+    if (const std::vector<int32_t> runs = runs_around_cut(target_bytes); !runs.empty()) {
+      try_start(runs, target_bytes, cut, {6});
+      try_start(runs, target_bytes, cut, {16});
+    }
+    std::optional<JudgedRuns> best;
     if (!is_long()) try_start(base_, target_bytes, best, {6});
-    try_start(base_, target_bytes, best, {16});
-    if (!levels_.empty()) try_start(levels_.back().best.runs, target_bytes, best, {6});
+    if (!is_long() || !cut) try_start(base_, target_bytes, best, {16});
+    if (!levels_.empty()) try_start(levels_.back().best().runs, target_bytes, best, {6});
     // Other choices at random, from above and from plain training by turns, until one gets there.
     const int64_t end = search_.work() + start_work();
-    for (int i = 0; !best && i < kMostAttempts && search_.work() < end; ++i) {
+    for (int i = 0; !best && !cut && i < kMostAttempts && search_.work() < end; ++i) {
       const bool from_above = i % 2 == 1 && !levels_.empty();
       const size_t most_insertions = kMostInsertions[kMostInsertions.size() - 1 - at(i / 2) % kMostInsertions.size()];
-      try_start(from_above ? levels_.back().best.runs : base_, target_bytes, best,
+      try_start(from_above ? levels_.back().best().runs : base_, target_bytes, best,
                 {most_insertions, i < 2 ? 0 : kNoise, i % 4 >= 2});
     }
-    return best;
+    std::vector<JudgedRuns> plans;
+    if (best) plans.push_back(std::move(*best));
+    if (cut) plans.push_back(std::move(*cut));
+    if (plans.size() == 2 && is_better(plans[1], plans[0])) std::swap(plans[0], plans[1]);
+    return plans;
   }
 
   bool add_level(int64_t target_bytes) {
-    std::optional<JudgedRuns> start = find_start(target_bytes);
-    if (start) levels_.push_back({target_bytes, std::move(*start)});
-    return start.has_value();
+    std::vector<JudgedRuns> plans = find_starts(target_bytes);
+    const bool found = !plans.empty();
+    if (found) levels_.push_back({target_bytes, std::move(plans)});
+    return found;
   }
 
   void make_levels() {
@@ -124,7 +185,7 @@ class FrontBuilder {
     }
     // Then as low as it goes.
     for (int i = 0; i < kHalvings; ++i) {
-      const int64_t reached_bytes = levels_.empty() ? most_bytes : levels_.back().best.peak_bytes;
+      const int64_t reached_bytes = levels_.empty() ? most_bytes : levels_.back().best().peak_bytes;
       const bool is_open = failed_bytes < least_bytes;
       const int64_t target_bytes = is_open ? least_bytes : failed_bytes + (reached_bytes - failed_bytes) / 2;
       if (target_bytes >= reached_bytes) break;
@@ -133,53 +194,59 @@ class FrontBuilder {
   }
 
   /// One round of one level, from the plans of all levels before this round.
-  void improve(RunSearch& search, const std::vector<Level>& before, size_t k, int round, int64_t work) const {
-    const int64_t target_bytes = before[k].target_bytes;
-    JudgedRuns best = before[k].best;
+  std::vector<JudgedRuns> improve(RunSearch& search, size_t k, int round, int64_t work) const {
+    const int64_t target_bytes = levels_[k].target_bytes;
     search.seed(static_cast<uint64_t>(round) * 1000 + k);
-    const auto keep_better = [&] {
+    std::vector<JudgedRuns> plans = levels_[k].plans;
+    const auto keep_better = [&](JudgedRuns& best) {
       search.prune(target_bytes);
       if (search.timeline().time_ns() <= best.time_ns) best = search.judged();
     };
-    const int64_t end = search.work() + work;
-    if (k + 1 < before.size()) {
-      search.assign(before[k + 1].best.runs);
-      keep_better();
+    if (k + 1 < levels_.size()) {
+      search.assign(levels_[k + 1].best().runs);
+      keep_better(plans.front());
     }
     if (k > 0) {
-      search.assign(before[k - 1].best.runs);
-      if (search.descend(target_bytes, {.most_ns = best.time_ns})) keep_better();
+      search.assign(levels_[k - 1].best().runs);
+      if (search.descend(target_bytes, {.most_ns = plans.front().time_ns})) keep_better(plans.front());
     }
-    while (search.work() < end) {
-      search.assign(best.runs);
-      if (!search.ruin(1 + static_cast<int>(search.random(kMostRuined)))) break;
-      const size_t most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
-      const bool early = search.random(3) == 0;
-      if (search.descend(target_bytes, {most_insertions, kNoise, early, best.time_ns + best.time_ns / 50}))
-        keep_better();
+    for (JudgedRuns& best : plans) {
+      const int64_t end = search.work() + work / std::ssize(plans);
+      while (search.work() < end) {
+        search.assign(best.runs);
+        if (!search.ruin(1 + static_cast<int>(search.random(kMostRuined)))) break;
+        DescentOptions options;
+        options.most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
+        options.noise = kNoise;
+        options.early = search.random(3) == 0;
+        options.most_ns = best.time_ns + best.time_ns / 50;
+        if (search.descend(target_bytes, options)) keep_better(best);
+      }
     }
-    improved_[k] = std::move(best);
+    if (plans.size() > 1 && is_better(plans[1], plans[0])) std::swap(plans[0], plans[1]);
+    if (round > 0) plans.resize(1);
+    return plans;
   }
 
   void improve_all(int round, int64_t work) {
-    improved_.assign(levels_.size(), {});
+    std::vector<std::vector<JudgedRuns>> improved(levels_.size());
     std::atomic<size_t> next = 0;
     const auto take_levels = [&] {
       RunSearch search(flat_);
-      for (size_t k = next++; k < levels_.size(); k = next++) improve(search, levels_, k, round, work);
+      for (size_t k = next++; k < levels_.size(); k = next++) improved[k] = improve(search, k, round, work);
     };
     const int wanted = limits_.threads > 0 ? limits_.threads : static_cast<int>(std::thread::hardware_concurrency());
     std::vector<std::thread> others;
     for (int i = 1; i < std::min<int>(wanted, static_cast<int>(levels_.size())); ++i) others.emplace_back(take_levels);
     take_levels();
     for (std::thread& thread : others) thread.join();
-    for (size_t k = 0; k < levels_.size(); ++k) levels_[k].best = std::move(improved_[k]);
+    for (size_t k = 0; k < levels_.size(); ++k) levels_[k].plans = std::move(improved[k]);
   }
 
   AutoFront front() {
     std::vector<JudgedRuns> all = starts_;
     all.push_back(plain_);
-    for (Level& level : levels_) all.push_back(std::move(level.best));
+    for (Level& level : levels_) all.push_back(std::move(level.plans.front()));
     std::ranges::stable_sort(all, {}, [](const JudgedRuns& plan) { return std::pair(plan.peak_bytes, plan.time_ns); });
     AutoFront result;
     for (JudgedRuns& plan : all)
@@ -194,7 +261,6 @@ class FrontBuilder {
   JudgedRuns plain_;
   std::vector<JudgedRuns> starts_;
   std::vector<Level> levels_;
-  mutable std::vector<JudgedRuns> improved_;
 };
 
 }  // namespace

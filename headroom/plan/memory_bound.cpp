@@ -5,13 +5,16 @@
 #include <limits>
 #include <vector>
 
+#include "headroom/core/schedule.h"
+#include "headroom/core/simulate.h"
 #include "headroom/plan/bound.h"
 #include "headroom/plan/max_flow.h"
 
 namespace headroom {
 namespace {
 
-constexpr int kMoments = 64;      ///< looked at, evenly along the base order
+/// Looked at, evenly along the base order, and as many where plain training takes most.
+constexpr int kMoments = 24;
 constexpr int kPrices = 12;       ///< tried at most, for one moment
 constexpr double kSafety = 1e-9;  ///< relative, for sums of doubles
 
@@ -86,16 +89,20 @@ class BoundSearch {
       : graph_(graph), budget_bytes_(budget_bytes), dependences_(graph) {}
 
   MemoryBound search(int cuts) {
-    MemoryBound bound{time_lower_bound_ns(graph_), true};
+    MemoryBound bound{time_lower_bound_ns(graph_), true, {}, {}};
     std::vector<Moment> moments = find_moments();
     std::ranges::stable_sort(moments, std::greater<>(),
                              [](const Moment& moment) { return moment.wanted_bytes - moment.room_bytes; });
     if (std::ssize(moments) > cuts) moments.resize(at(cuts));
     double extra_ns = 0;
     for (const Moment& moment : moments) {
-      const double found_ns = extra_at(moment);
-      if (found_ns == std::numeric_limits<double>::infinity()) return {bound.time_ns, false};
-      extra_ns = std::max(extra_ns, found_ns);
+      Line way{};
+      const double found_ns = extra_at(moment, way);
+      if (found_ns == kInfinity) return {bound.time_ns, false, {}, {}};
+      if (found_ns <= extra_ns) continue;
+      extra_ns = found_ns;
+      bound.moment = dependences_.groups().ops[at(moment.group)];
+      bound.kept = std::move(way.kept);
     }
     extra_ns = std::ceil(extra_ns);  // times are whole
     if (extra_ns < 0x1p62 - static_cast<double>(bound.time_ns)) bound.time_ns += static_cast<int64_t>(extra_ns);
@@ -105,21 +112,33 @@ class BoundSearch {
  private:
   /// What plan and price make of a moment.
   struct Line {
-    double time_ns;
-    double bytes;  ///< kept
-    double least;  ///< time + price * bytes is no less in any way: the flow
+    double time_ns = 0;
+    double bytes = 0;  ///< kept
+    double least = 0;  ///< time + price * bytes is no less in any way: the flow
+    std::vector<ValueId> kept;
   };
 
   /// Those in which not all fits.
   std::vector<Moment> find_moments() const {
-    std::vector<int> needed;
-    for (size_t g = 0; g < dependences_.groups().ops.size(); ++g)
-      if (dependences_.groups().needed[g] != 0) needed.push_back(static_cast<int>(g));
+    std::vector<std::pair<int64_t, int>> runs;  // of plain training: bytes and group
+    const Schedule plain = store_all(graph_);
+    const Simulation simulation = simulate(graph_, plain);
+    for (size_t i = 0; i < plain.steps.size(); ++i) {
+      if (!plain.steps[i].is_run()) continue;
+      const int group = dependences_.groups().group_of_op[index(plain.steps[i].op())];
+      if (dependences_.groups().needed[at(group)] != 0) runs.emplace_back(simulation.moment_bytes[i], group);
+    }
+    const size_t tried = std::min(runs.size(), at(kMoments));
+    std::vector<int> groups;
+    for (size_t i = 0; i < tried; ++i) groups.push_back(runs[i * runs.size() / tried].second);
+    std::ranges::stable_sort(runs, std::greater<>(), [](const auto& run) { return run.first; });
+    for (size_t i = 0; i < tried; ++i) groups.push_back(runs[i].second);
+    std::ranges::sort(groups);
+    const auto same = std::ranges::unique(groups);
+    groups.erase(same.begin(), same.end());
     std::vector<Moment> moments;
-    const int64_t count = std::ssize(needed);
-    const int64_t tried = std::min<int64_t>(count, kMoments);
-    for (int64_t i = 0; i < tried; ++i) {
-      Moment moment = moment_of(needed[static_cast<size_t>(i * count / tried)]);
+    for (const int group : groups) {
+      Moment moment = moment_of(group);
       if (moment.wanted_bytes > moment.room_bytes) moments.push_back(std::move(moment));
     }
     return moments;
@@ -201,34 +220,38 @@ class BoundSearch {
       }
       keeps.emplace_back(flow.add_edge(node_of_value[index(id)], again, price * bytes_of(id)), id);
     }
-    Line line{0, 0, flow.run(0, 1)};
+    Line line{0, 0, flow.run(0, 1), {}};
     for (const auto& [edge, time_ns] : remakes)
       if (flow.is_cut(edge)) line.time_ns += time_ns;
-    for (const auto& [edge, id] : keeps)
-      if (flow.is_cut(edge)) line.bytes += bytes_of(id);
+    for (const auto& [edge, id] : keeps) {
+      if (!flow.is_cut(edge)) continue;
+      line.bytes += bytes_of(id);
+      line.kept.push_back(id);
+    }
     return line;
   }
 
   double bytes_of(ValueId id) const { return static_cast<double>(graph_.value(id).bytes); }
 
-  /// The largest over all prices; infinite where nothing fits.
-  double extra_at(const Moment& moment) const {
+  /// The largest over all prices; infinite where nothing fits. `way` is the fastest one met that fits.
+  double extra_at(const Moment& moment, Line& way) const {
     const auto room = static_cast<double>(moment.room_bytes);
     double total_ns = 1;
     for (const Op& op : graph_.ops()) total_ns += static_cast<double>(op.time_ns);
-    Line all{0, static_cast<double>(moment.wanted_bytes), 0};
+    Line all{0, static_cast<double>(moment.wanted_bytes), 0, {}};
     Line least = cheapest(moment, 2 * total_ns);  // a byte less is worth any time
     if (least.bytes > room * (1 + kSafety) + 0.5) return kInfinity;
     double best_ns = 0;
     for (int i = 0; i < kPrices && all.bytes > least.bytes; ++i) {
       const double price = (least.time_ns - all.time_ns) / (all.bytes - least.bytes);
-      const Line line = cheapest(moment, price);
+      Line line = cheapest(moment, price);
       // Less than exact by more than what doubles can be wrong by.
       best_ns = std::max(best_ns, line.least - price * room - kSafety * (line.least + price * std::abs(room)));
       const double known = all.time_ns + price * all.bytes;
       if (line.least >= known * (1 - kSafety)) break;
-      (line.bytes > room ? all : least) = line;
+      (line.bytes > room ? all : least) = std::move(line);
     }
+    way = std::move(least);
     return best_ns;
   }
 

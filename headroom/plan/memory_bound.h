@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "headroom/core/graph.h"
 
@@ -9,6 +10,10 @@ namespace headroom {
 struct MemoryBound {
   int64_t time_ns = 0;      ///< no valid schedule within the budget is faster
   bool is_feasible = true;  ///< false: proved that no valid schedule fits the budget
+  /// The moment that the bound is from, as an op and its alternatives, and what is kept then besides its own in the
+  /// fastest way found to fit it. Empty where all fits everywhere.
+  std::vector<OpId> moment;
+  std::vector<ValueId> kept;
 };
 
 /// A lower bound on the time of every valid schedule within a budget, whatever its order: time_lower_bound_ns() and what
@@ -26,7 +31,8 @@ struct MemoryBound {
 /// concave in the price. Ops that share outputs count as one that makes all of them, as fast as the fastest, and needs what
 /// all of them read. Where even the least that can be kept does not fit, nothing does.
 ///
-/// Moments are tried evenly along the base order, those with the most bytes above the budget in full: `cuts` of them.
+/// Moments are looked at evenly along the base order and where plain training takes most; the `cuts` of them with the
+/// most bytes above the budget are tried.
 /// O(cuts * (a few maximum flows)). Source: the cut is the one that PyTorch's partitioner makes for one moment and no
 /// budget; the rest is Lagrangian relaxation.
 MemoryBound memory_bound(const Graph& graph, int64_t budget_bytes, int cuts = 3);
