@@ -7,19 +7,22 @@
 #include <optional>
 #include <thread>
 
+#include "headroom/core/simulate.h"
 #include "headroom/plan/memory_bound.h"
 
 namespace headroom {
 namespace {
 
 constexpr int kLevels = 40;                                              ///< down from plain training's peak, evenly
-constexpr int kHalvings = 6;                                             ///< below the last level that has a plan
+constexpr int kHalvings = 5;                                             ///< below the last level that has a plan
 constexpr int kNoise = 60;                                               ///< percent
 constexpr std::array<size_t, 6> kMostInsertions = {1, 2, 4, 6, 12, 32};  ///< which is best differs: each in turn
-constexpr int64_t kLongGraph = 1000;                                     ///< runs; then there are half as many levels
-constexpr int kMostAttempts = 40;                                        ///< at a level that does not come by itself
-constexpr int kMostRuined = 12;                                          ///< reruns at a time
-constexpr int64_t kSlowest = 8;                                          ///< times plain training, for starts
+/// Runs of plain training: from here on there are half as many levels, and from there on fewer starts for each.
+constexpr int64_t kManyRuns = 200;
+constexpr int64_t kVeryManyRuns = 1000;
+constexpr int kMostAttempts = 40;  ///< at a level that does not come by itself
+constexpr int kMostRuined = 12;    ///< reruns at a time
+constexpr int64_t kSlowest = 8;    ///< times plain training, for starts
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
@@ -73,7 +76,7 @@ class FrontBuilder {
   /// For a level that does not come by itself.
   int64_t start_work() const { return std::max<int64_t>(work_per_run() / 10 * std::ssize(base_), 20 * work_per_run()); }
 
-  bool is_long() const { return std::ssize(base_) > kLongGraph; }
+  bool is_long() const { return std::ssize(base_) > kVeryManyRuns; }
 
   int64_t most_start_ns() const {
     return plain_.time_ns > std::numeric_limits<int64_t>::max() / kSlowest ? plain_.time_ns : kSlowest * plain_.time_ns;
@@ -176,9 +179,10 @@ class FrontBuilder {
     const int64_t most_bytes = plain_.peak_bytes;
     int64_t failed_bytes = least_bytes - 1;
     bool is_odd = false;
-    for (const int64_t target_bytes : level_targets(most_bytes, least_bytes)) {
+    for (const int64_t target_bytes :
+         level_targets(simulate(flat_.graph, store_all(flat_.graph)).peak_bytes, least_bytes)) {
       is_odd = !is_odd;
-      if (is_odd && is_long()) continue;
+      if (target_bytes >= most_bytes || (is_odd && std::ssize(base_) > kManyRuns)) continue;
       if (add_level(target_bytes)) continue;
       failed_bytes = target_bytes;
       break;
