@@ -10,10 +10,10 @@
 namespace headroom {
 namespace {
 
-bool is_small(const Graph& graph) {
+bool is_small(const Graph& graph, Effort effort) {
   const auto is_resident = [](const Value& value) { return value.resident; };
-  return std::ssize(graph.values()) - std::ranges::count_if(graph.values(), is_resident) <=
-         AutoLimits::kMostExhaustiveValues;
+  const auto values = std::ssize(graph.values()) - std::ranges::count_if(graph.values(), is_resident);
+  return values <= (effort == Effort::kHigh ? AutoLimits::kMostAtHighEffort : AutoLimits::kMostExhaustiveValues);
 }
 
 /// About as fine as `chain` at any budget, in a time that stays small.
@@ -83,7 +83,7 @@ std::vector<int32_t> runs_of(const Schedule& schedule) {
 PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions& options) {
   const int64_t budget_bytes = *request.budget_bytes;
   PlanResult result;
-  if (is_small(problem.graph)) {
+  if (is_small(problem.graph, request.limits.effort)) {
     try {
       const Plan plan = make_plan(get_planner("exhaustive"), problem, request, options);
       if (plan.result.status != PlanStatus::kTimeout) return plan.result;

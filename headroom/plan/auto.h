@@ -20,7 +20,8 @@ namespace headroom {
 ///    below the target with other choices, what is not needed taken away; the better of before and after stays.
 /// 4. Ops run in place wherever their input dies there (Timeline), which is in all peaks above.
 /// On chains every plan of `chain`'s table with at least kChainSlots slots is in the front too, and graphs of at most
-/// kMostExhaustiveValues values that are not resident are also asked of `exhaustive`.
+/// kMostExhaustiveValues values that are not resident (kMostAtHighEffort) are asked of `exhaustive` first, which is then
+/// the answer unless it reaches a limit.
 ///
 /// Deterministic, whatever the number of threads: levels are improved apart from each other in rounds, and work is
 /// counted in events looked at. O(work) time; memory linear in the graph times the number of levels.
@@ -29,6 +30,7 @@ namespace headroom {
 /// `exhaustive` proved it; else kNotFound. Needs a budget.
 struct AutoLimits {
   static constexpr int64_t kMostExhaustiveValues = 20;
+  static constexpr int64_t kMostAtHighEffort = 28;
 };
 PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions& options = {});
 

@@ -61,8 +61,9 @@ double RunSearch::excess_added(int32_t first, int32_t last, int64_t bytes, doubl
   const double least = static_cast<double>(bytes) * (over_count_[at(last) + 1] - over_count_[at(first)]);
   if (least > most) return least;
   double sum = 0;
-  const auto added = [&](int64_t moment) {
-    return static_cast<double>(std::clamp<int64_t>(moment + bytes - target_, 0, bytes));
+  const auto added = [&](int64_t moment) {  // in doubles, which do not overflow
+    const double excess = static_cast<double>(moment - target_) + static_cast<double>(bytes);
+    return std::clamp(excess, 0.0, static_cast<double>(bytes));
   };
   for (int32_t p = first; p <= last && sum <= most;) {
     const bool is_whole_block = p % Timeline::kBlock == 0 && p + Timeline::kBlock - 1 <= last;
@@ -158,7 +159,8 @@ bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, doubl
     }
   }
   std::ranges::sort(move.insertions, {}, &Insertion::op);
-  harm += excess_of_insertions(move, now_.between(position) - freed_here + extended_here);
+  harm += excess_of_insertions(
+      move, static_cast<double>(now_.between(position) - freed_here) + static_cast<double>(extended_here));
   move.gain = gain - harm;
   move.ratio = move.gain / (std::max(time, 0.0) + kLeastNs);
   return move.gain > 0;
@@ -166,13 +168,13 @@ bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, doubl
 
 /// By how much the moments of the new runs exceed the target, with `memory` in memory before them: what each writes
 /// stays until the last of them reads it, or beyond where it is read later.
-double RunSearch::excess_of_insertions(const Move& move, int64_t memory) const {
+double RunSearch::excess_of_insertions(const Move& move, double memory) const {
   double excess = 0;
   const size_t count = move.insertions.size();
   for (size_t i = 0; i < count; ++i) {
     const int32_t op = move.insertions[i].op;
-    const int64_t moment = memory + flat_.output_bytes[at(op)] + flat_.workspace[at(op)];
-    if (moment > target_) excess += static_cast<double>(moment - target_);
+    const double moment = memory + static_cast<double>(flat_.output_bytes[at(op)] + flat_.workspace[at(op)]);
+    excess += std::max(moment - static_cast<double>(target_), 0.0);
     const auto is_read_after = [&](int32_t v, size_t from) {
       for (size_t j = from; j < count; ++j)
         if (std::ranges::find(flat_.inputs(move.insertions[j].op), v) != flat_.inputs(move.insertions[j].op).end())
@@ -186,7 +188,7 @@ double RunSearch::excess_of_insertions(const Move& move, int64_t memory) const {
              });
     };
     for (const int32_t v : flat_.outputs(op))
-      if (is_read_later(v) || is_read_after(v, i + 1)) memory += flat_.bytes[at(v)];
+      if (is_read_later(v) || is_read_after(v, i + 1)) memory += static_cast<double>(flat_.bytes[at(v)]);
     for (const int32_t v : flat_.inputs(op)) {
       const bool is_made_here =
           std::ranges::find(move.extended, v) != move.extended.end() ||
@@ -194,7 +196,8 @@ double RunSearch::excess_of_insertions(const Move& move, int64_t memory) const {
                       [&](const Insertion& other) {
                         return std::ranges::find(flat_.outputs(other.op), v) != flat_.outputs(other.op).end();
                       });
-      if (is_made_here && !is_read_later(v) && !is_read_after(v, i + 1)) memory -= flat_.bytes[at(v)];
+      if (is_made_here && !is_read_later(v) && !is_read_after(v, i + 1))
+        memory -= static_cast<double>(flat_.bytes[at(v)]);
     }
   }
   return excess;

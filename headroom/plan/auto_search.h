@@ -85,7 +85,7 @@ class RunSearch {
   double excess_added(int32_t first, int32_t last, int64_t bytes, double most) const;
   int32_t last_needed(int32_t value, const Timeline::Copy& copy, int32_t before, int32_t op) const;
   bool evaluate(int32_t value, int32_t position, bool may_extend, double least_ratio, Move& move, bool& has_choice);
-  double excess_of_insertions(const Move& move, int64_t memory) const;
+  double excess_of_insertions(const Move& move, double memory) const;
   double bound_ratio(int32_t value, int32_t first, int32_t position) const;
   int32_t last_chance(int32_t value, int32_t position) const;
   void add_candidate(int32_t value, int32_t first, int32_t position, int noise);

@@ -182,7 +182,8 @@ void Timeline::add_up() {
     moments_[at(p)] = moment;
     peak_bytes_ = std::max(peak_bytes_, moment);
     block_most_[at(p / kBlock)] = std::max(block_most_[at(p / kBlock)], moment);
-    time_ns_ += flat_->time_ns[at(op)];
+    if (__builtin_add_overflow(time_ns_, flat_->time_ns[at(op)], &time_ns_))
+      time_ns_ = std::numeric_limits<int64_t>::max();
   }
   between_[at(size())] += sum;
 }

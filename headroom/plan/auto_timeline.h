@@ -86,7 +86,7 @@ class Timeline {
   const std::vector<int32_t>& runs() const { return runs_; }
   int32_t run(int32_t position) const { return runs_[static_cast<size_t>(position)]; }
   int64_t peak_bytes() const { return peak_bytes_; }
-  int64_t time_ns() const { return time_ns_; }
+  int64_t time_ns() const { return time_ns_; }  ///< the largest number where the sum does not fit
   int64_t moment(int32_t position) const { return moments_[static_cast<size_t>(position)]; }
   const std::vector<int64_t>& moments() const { return moments_; }
   /// In memory between position - 1 and position, which may be the end.
