@@ -98,7 +98,11 @@ class Network(UNet):
         return self.layer(name, [x], [self.value(name, *x.shape), rows], saved=[x, rows], weights=[weight])
 
     def attention(self, name: str, parts: list[Value], heads: int) -> Value:
-        batch, tokens, width = parts[0].shape[0], parts[0].shape[1], parts[-1].shape[-1] // (3 if len(parts) == 1 else 1)
+        batch, tokens, width = (
+            parts[0].shape[0],
+            parts[0].shape[1],
+            parts[-1].shape[-1] // (3 if len(parts) == 1 else 1),
+        )
         out = self.value(name, batch, tokens, width)
         rows = self.value(f"{name}.rows", batch * heads * tokens)
         flops = 4 * batch * tokens * tokens * width
@@ -160,7 +164,9 @@ def gpt2(layers: int = 12, batch: int = 8, width: int = 768) -> dict[str, Any]:
     net = Network("gpt2-ops")
     tokens = net.value("tokens", batch, TOKENS, element_bytes=8, resident=True)
     table = net.value("embedding.weight", 50257, width, resident=True)
-    x = net.layer("embedding", [tokens], [net.value("embedding", batch, TOKENS, width)], saved=[tokens], weights=[table])
+    x = net.layer(
+        "embedding", [tokens], [net.value("embedding", batch, TOKENS, width)], saved=[tokens], weights=[table]
+    )
     for i in range(1, layers + 1):
         name = f"block{i}"
         qkv = net.linear(f"{name}.qkv", net.layer_norm(f"{name}.norm1", x), 3 * width)
@@ -194,7 +200,9 @@ def llama(layers: int = 16, batch: int = 4, width: int = 2048) -> dict[str, Any]
 
     tokens = net.value("tokens", batch, TOKENS, element_bytes=8, resident=True)
     table = net.value("embedding.weight", 32000, width, resident=True)
-    x = net.layer("embedding", [tokens], [net.value("embedding", batch, TOKENS, width)], saved=[tokens], weights=[table])
+    x = net.layer(
+        "embedding", [tokens], [net.value("embedding", batch, TOKENS, width)], saved=[tokens], weights=[table]
+    )
     for i in range(1, layers + 1):
         name = f"block{i}"
         y = norm(f"{name}.norm1", x)

@@ -19,6 +19,7 @@ import json
 import subprocess
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,12 @@ class Model:
                         self.need(keeps[name], start, is_there)
         capacity = budget_bytes - sum(sizes[name] for name in resident)
         self.model.add_cumulative(intervals, demands, capacity)
-        self.model.minimize(sum(op["time_ns"] * run[1] for op, runs in zip(self.ops, self.runs) for run in runs[1:]))
+        reruns = [(op, run) for op, runs in zip(self.ops, self.runs, strict=True) for run in runs[1:]]
+        self.model.minimize(sum(op["time_ns"] * is_there for op, (_, is_there) in reruns))
         self.base_ns = sum(op["time_ns"] for op in self.ops)
 
     def order_copies(self, copies: list[tuple[Any, Any, Any]]) -> None:
-        for (_, end, was_there), (start, _, is_there) in zip(copies, copies[1:]):
+        for (_, end, was_there), (start, _, is_there) in pairwise(copies):
             self.model.add(end < start).only_enforce_if(is_there)
             if was_there is not True:
                 self.model.add_implication(is_there, was_there)
@@ -123,7 +125,7 @@ class Model:
             result["bound_ns"] = self.base_ns + round(solver.best_objective_bound)
             found = [
                 (start if is_there is True else solver.value(start), op["name"])
-                for op, runs in zip(self.ops, self.runs)
+                for op, runs in zip(self.ops, self.runs, strict=True)
                 for start, is_there in runs
                 if is_there is True or solver.boolean_value(is_there)
             ]

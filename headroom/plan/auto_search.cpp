@@ -339,9 +339,8 @@ void RunSearch::apply_best(size_t most) {
     return std::pair(a.before, a.op) < std::pair(b.before, b.op);
   };
   std::ranges::sort(insertions, by_place);
-  const auto same = std::ranges::unique(
-      insertions, [](const Insertion& a, const Insertion& b) { return a.before == b.before && a.op == b.op; });
-  insertions.erase(same.begin(), same.end());
+  const auto same = [](const Insertion& a, const Insertion& b) { return a.before == b.before && a.op == b.op; };
+  insertions.erase(std::unique(insertions.begin(), insertions.end(), same), insertions.end());
   std::ranges::sort(erasures);
   make_edited(insertions, erasures);
 }

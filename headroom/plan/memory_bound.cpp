@@ -134,8 +134,7 @@ class BoundSearch {
     std::ranges::stable_sort(runs, std::greater<>(), [](const auto& run) { return run.first; });
     for (size_t i = 0; i < tried; ++i) groups.push_back(runs[i].second);
     std::ranges::sort(groups);
-    const auto same = std::ranges::unique(groups);
-    groups.erase(same.begin(), same.end());
+    groups.erase(std::unique(groups.begin(), groups.end()), groups.end());
     std::vector<Moment> moments;
     for (const int group : groups) {
       Moment moment = moment_of(group);
