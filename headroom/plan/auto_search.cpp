@@ -412,9 +412,14 @@ std::optional<RunSearch::Removal> RunSearch::find_removal(int32_t position, int6
   return removal;
 }
 
-void RunSearch::remove(const Removal& removal) {
-  make_edited({}, {removal.position});
-  if (removal.replaced >= 0) edited_[at(removal.replaced)] = removal.op;
+/// Takes runs away at once; only one where an earlier run gives way.
+void RunSearch::remove(std::span<const Removal> removals) {
+  std::vector<int32_t> positions;
+  for (const Removal& removal : removals) positions.push_back(removal.position);
+  std::ranges::sort(positions);
+  make_edited({}, positions);
+  for (const Removal& removal : removals)
+    if (removal.replaced >= 0) edited_[at(removal.replaced)] = removal.op;
   assign(edited_);
 }
 
@@ -459,20 +464,33 @@ void RunSearch::prune(int64_t target_bytes) {
     for (int32_t p = 0; p < now_.size(); ++p)
       if (is_rerun(p)) order.emplace_back(-flat_.time_ns[at(now_.run(p))], p);
     std::ranges::sort(order);
-    for (size_t i = 0; i < order.size(); ++i) {
-      ++work_;
-      const int32_t position = order[i].second;
-      const std::optional<Removal> removal = find_removal(position, target_bytes);
-      if (!removal) continue;
+    // Several at a time while that fits, since each try looks at the whole sequence: twice as many after a success.
+    size_t most = 1;
+    for (size_t i = 0; i < order.size();) {
+      std::vector<Removal> removals;
+      const size_t first = i;
+      for (; i < order.size() && removals.size() < most; ++i) {
+        ++work_;
+        const std::optional<Removal> removal = find_removal(order[i].second, target_bytes);
+        if (removal) removals.push_back(*removal);
+      }
+      if (removals.empty()) continue;
       std::vector<int32_t> before = now_.runs();
-      remove(*removal);
+      remove(removals);
       if (now_.peak_bytes() > target_bytes) {
         assign(std::move(before));
+        if (removals.size() > 1) i = first;
+        most = std::max<size_t>(1, removals.size() / 4);
         continue;
       }
       changed = true;
-      for (size_t j = i + 1; j < order.size(); ++j)
-        if (order[j].second > position) --order[j].second;
+      if (!flat_.has_alternatives) most *= 2;
+      std::ranges::sort(removals, {}, &Removal::position);
+      for (size_t k = i; k < order.size(); ++k) {
+        const auto later = std::ranges::partition_point(
+            removals, [&](const Removal& removal) { return removal.position < order[k].second; });
+        order[k].second -= static_cast<int32_t>(later - removals.begin());
+      }
     }
   }
 }
@@ -514,16 +532,13 @@ bool RunSearch::ruin(int count) {
     std::ranges::sort(gone, {}, &Removal::position);
   }
   if (!flat_.has_alternatives) {
-    std::vector<int32_t> positions;
-    for (const Removal& removal : gone) positions.push_back(removal.position);
-    make_edited({}, positions);
-    assign(edited_);
+    remove(gone);
     return true;
   }
   // From the last to the first, so that positions stay right; what one relies on may have gone with another.
   for (size_t i = gone.size(); i-- > 0;) {
     const std::optional<Removal> removal = find_removal(gone[i].position, std::numeric_limits<int64_t>::max());
-    if (removal) remove(*removal);
+    if (removal) remove(std::span(&*removal, 1));
   }
   return true;
 }

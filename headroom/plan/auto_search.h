@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "headroom/plan/auto_timeline.h"
@@ -96,7 +97,7 @@ class RunSearch {
   void make_leaner();
   bool is_rerun(int32_t position) const;
   std::optional<Removal> find_removal(int32_t position, int64_t target_bytes) const;
-  void remove(const Removal& removal);
+  void remove(std::span<const Removal> removals);
 
   const FlatGraph& flat_;
   Timeline now_;
