@@ -20,22 +20,11 @@ Problem load_problem(const Arguments& arguments) {
   return std::visit([](const auto& one) { return make_problem(one); }, either);
 }
 
-/// What all rows of a table are measured against.
-struct Baseline {
-  explicit Baseline(const Graph& graph) {
-    const Simulation plain = simulate(graph, store_all(graph));
-    peak_bytes = plain.peak_bytes;
-    time_ns = plain.time_ns;
-  }
-  int64_t peak_bytes = 0;
-  int64_t time_ns = 0;
-};
-
-std::string headline(const Problem& problem, const Baseline& plain) {
+std::string headline(const Problem& problem) {
   const std::string size = problem.chain ? "chain of " + std::to_string(problem.chain->length()) + " stages"
                                          : "graph of " + std::to_string(problem.graph.ops().size()) + " ops";
-  return quote(problem.graph.name()) + ", " + size + "; store-all: peak " + format_bytes(plain.peak_bytes) + ", " +
-         format_ns(plain.time_ns) + "\n";
+  return quote(problem.graph.name()) + ", " + size + "; store-all: peak " + format_bytes(problem.base_peak_bytes) +
+         ", " + format_ns(problem.base_time_ns) + "\n";
 }
 
 std::string share(int64_t part, int64_t whole) {
@@ -58,17 +47,17 @@ std::string milliseconds(double ms) {
   return text.substr(0, text.find('.') + 3) + " ms";
 }
 
-void print_plan(const Problem& problem, const Plan& plan, const Baseline& plain) {
-  std::cout << headline(problem, plain);
+void print_plan(const Problem& problem, const Plan& plan) {
+  std::cout << headline(problem);
   std::vector<std::vector<std::string>> rows = {
       {"planner", std::string(plan.planner->name)},
       {"status", std::string(name_of(plan.result.status))},
   };
   if (plan.budget_bytes) rows.push_back({"budget", format_bytes(*plan.budget_bytes)});
   if (plan.peak_bytes) {
-    rows.push_back(
-        {"peak", format_bytes(*plan.peak_bytes) + ", " + share(*plan.peak_bytes, plain.peak_bytes) + " of store-all"});
-    rows.push_back({"time", format_ns(*plan.time_ns) + " " + change(*plan.time_ns, plain.time_ns)});
+    rows.push_back({"peak", format_bytes(*plan.peak_bytes) + ", " + share(*plan.peak_bytes, problem.base_peak_bytes) +
+                                " of store-all"});
+    rows.push_back({"time", format_ns(*plan.time_ns) + " " + change(*plan.time_ns, problem.base_time_ns)});
   }
   rows.push_back({"no plan is faster than", format_ns(plan.result.lower_bound_ns)});
   if (plan.result.smallest_budget_bytes > 0)
@@ -80,15 +69,15 @@ void print_plan(const Problem& problem, const Plan& plan, const Baseline& plain)
   std::cout << table(rows, 2);
 }
 
-std::vector<std::string> cells(const Plan& plan, const Baseline& plain) {
+std::vector<std::string> cells(const Problem& problem, const Plan& plan) {
   std::vector<std::string> row = {std::string(plan.planner->name), std::string(name_of(plan.result.status))};
   if (plan.peak_bytes) {
-    row.insert(row.end(), {format_bytes(*plan.peak_bytes), share(*plan.peak_bytes, plain.peak_bytes),
-                           format_ns(*plan.time_ns), change(*plan.time_ns, plain.time_ns)});
+    row.insert(row.end(), {format_bytes(*plan.peak_bytes), share(*plan.peak_bytes, problem.base_peak_bytes),
+                           format_ns(*plan.time_ns), change(*plan.time_ns, problem.base_time_ns)});
   } else {
     const int64_t smallest_bytes = plan.result.smallest_budget_bytes;
     row.insert(row.end(), {smallest_bytes == 0 ? "-" : "needs " + format_bytes(smallest_bytes),
-                           smallest_bytes == 0 ? "" : share(smallest_bytes, plain.peak_bytes), "-", ""});
+                           smallest_bytes == 0 ? "" : share(smallest_bytes, problem.base_peak_bytes), "-", ""});
   }
   row.push_back(milliseconds(plan.solve_ms));
   return row;
@@ -99,9 +88,8 @@ std::vector<std::string> cells(const Plan& plan, const Baseline& plain) {
 ExitStatus run_plan(const Arguments& arguments) {
   const Planner& planner = get_planner(arguments.planner);
   const Problem problem = load_problem(arguments);
-  const Baseline plain(problem.graph);
   PlanRequest request{std::nullopt, limits_of(arguments)};
-  if (arguments.budget) request.budget_bytes = parse_budget(*arguments.budget, plain.peak_bytes);
+  if (arguments.budget) request.budget_bytes = parse_budget(*arguments.budget, problem.base_peak_bytes);
   const Plan plan = make_plan(planner, problem, request, arguments.options);
   if (plan.result.schedule && arguments.out)
     write_file_atomically(*arguments.out, write_json(problem.graph, *plan.result.schedule));
@@ -109,7 +97,7 @@ ExitStatus run_plan(const Arguments& arguments) {
     std::cout << to_json(plan).dump() << "\n";
     return kDone;
   }
-  print_plan(problem, plan, plain);
+  print_plan(problem, plan);
   return plan.result.schedule ? kDone : kNoPlan;
 }
 
@@ -156,19 +144,18 @@ ExitStatus run_simulate(const Arguments& arguments) {
 
 ExitStatus run_compare(const Arguments& arguments) {
   const Problem problem = load_problem(arguments);
-  const Baseline plain(problem.graph);
   Json rows = Json::array();
   std::vector<std::string> refusals;
-  std::string text = headline(problem, plain);
+  std::string text = headline(problem);
   for (const std::string& budget : arguments.budgets) {
-    const PlanRequest request{parse_budget(budget, plain.peak_bytes), limits_of(arguments)};
+    const PlanRequest request{parse_budget(budget, problem.base_peak_bytes), limits_of(arguments)};
     std::vector<std::vector<std::string>> lines = {{"planner", "status", "peak", "", "time", "", "planned in"}};
     refusals.clear();
     for (const Planner& planner : planners()) {
       try {
         const Plan plan = make_plan(planner, problem, request, arguments.options);
         rows.push_back(to_json(plan));
-        lines.push_back(cells(plan, plain));
+        lines.push_back(cells(problem, plan));
       } catch (const NotApplicable& refusal) {
         refusals.emplace_back(refusal.what());
       }
@@ -185,7 +172,6 @@ ExitStatus run_compare(const Arguments& arguments) {
 ExitStatus run_curve(const Arguments& arguments) {
   const Planner& planner = get_planner(arguments.planner);
   const Problem problem = load_problem(arguments);
-  const Baseline plain(problem.graph);
   const std::vector<CurvePoint> points =
       plan_curve(planner, problem, arguments.points, {std::nullopt, limits_of(arguments)}, arguments.options);
   if (arguments.json) {
@@ -195,11 +181,11 @@ ExitStatus run_curve(const Arguments& arguments) {
     std::cout << json.dump() << "\n";
     return kDone;
   }
-  std::cout << headline(problem, plain);
+  std::cout << headline(problem);
   std::vector<std::vector<std::string>> rows = {{"peak", "", "time", ""}};
   for (const CurvePoint& point : points)
-    rows.push_back({format_bytes(point.peak_bytes), share(point.peak_bytes, plain.peak_bytes), format_ns(point.time_ns),
-                    change(point.time_ns, plain.time_ns)});
+    rows.push_back({format_bytes(point.peak_bytes), share(point.peak_bytes, problem.base_peak_bytes),
+                    format_ns(point.time_ns), change(point.time_ns, problem.base_time_ns)});
   std::cout << table(rows, 0);
   return kDone;
 }
@@ -256,11 +242,10 @@ ExitStatus run_explain(const Arguments& arguments) {
               << ".\n";
     return kNoPlan;
   }
-  const Baseline plain(graph);
   std::cout << "This schedule of " << quote(graph.name()) << " has " << schedule.steps.size() << " steps. Its peak is "
-            << format_bytes(simulation.peak_bytes) << ", " << share(simulation.peak_bytes, plain.peak_bytes)
-            << " of the " << format_bytes(plain.peak_bytes) << " of plain training, and it takes "
-            << format_ns(simulation.time_ns) << " " << change(simulation.time_ns, plain.time_ns) << ".\n";
+            << format_bytes(simulation.peak_bytes) << ", " << share(simulation.peak_bytes, problem.base_peak_bytes)
+            << " of the " << format_bytes(problem.base_peak_bytes) << " of plain training, and it takes "
+            << format_ns(simulation.time_ns) << " " << change(simulation.time_ns, problem.base_time_ns) << ".\n";
 
   // Groups of alternatives matter less here than ops: a stage run plainly and later recorded ran twice.
   std::vector<uint8_t> written(graph.values().size(), 0);

@@ -10,6 +10,7 @@ namespace headroom::cli {
 PlanLimits limits_of(const PlanArguments& arguments) {
   PlanLimits limits;
   limits.threads = arguments.threads;
+  limits.effort = arguments.effort;
   if (arguments.effort == Effort::kLow) limits.max_states /= 10;
   if (arguments.effort == Effort::kHigh) limits.max_states *= 10;
   return limits;

@@ -12,8 +12,6 @@ class App;
 
 namespace headroom::cli {
 
-enum class Effort : uint8_t { kLow, kNormal, kHigh };
-
 /// What every command that plans takes.
 struct PlanArguments {
   std::string planner = "auto";

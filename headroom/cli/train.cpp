@@ -323,10 +323,11 @@ Graph device_graph(const MeasuredStep& measured, const TrainingStep& step) {
   return Graph(std::move(spec));
 }
 
-/// As a chain where it can be one, with the nodes' names.
+/// As a chain where it is one and a chain's file can say it, with the nodes' names.
 std::string graph_file_of(const Graph& graph, const Network& network) {
   std::optional<ChainMatch> match = find_chain(graph);
-  if (!match) return write_json(graph);
+  const auto says_more = [](const Stage& stage) { return stage.record_workspace_bytes.has_value(); };
+  if (!match || std::ranges::any_of(match->chain.stages, says_more)) return write_json(graph);
   for (size_t i = 0; i < match->chain.stages.size(); ++i) match->chain.stages[i].name = network.nodes()[i].name;
   return write_json(match->chain);
 }

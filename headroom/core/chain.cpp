@@ -58,8 +58,9 @@ std::optional<std::string> lint(const Chain& chain) {
     most_bytes.add(stage.output_bytes);  // its gradient; the tape has the output
     most_bytes.add(stage.tape_bytes);
     most_bytes.add(stage.gradient_bytes);
-    (stage.forward_workspace_bytes > 0 ? most_bytes : least_bytes).add(stage.forward_workspace_bytes, 2);
-    (stage.backward_workspace_bytes > 0 ? most_bytes : least_bytes).add(stage.backward_workspace_bytes);
+    for (const int64_t workspace_bytes :
+         {stage.forward_workspace_bytes, stage.effective_record_workspace_bytes(), stage.backward_workspace_bytes})
+      (workspace_bytes > 0 ? most_bytes : least_bytes).add(workspace_bytes);
     time_ns.add(stage.forward_ns, 2);
     time_ns.add(stage.backward_ns);
   }
@@ -99,6 +100,7 @@ Graph to_graph(const Chain& chain) {
     Op record = forward;
     record.name = numbered("R", i);
     record.outputs.push_back(ids.tape(i));
+    record.workspace_bytes = stage.effective_record_workspace_bytes();
     spec.ops.push_back(std::move(forward));
     spec.ops.push_back(std::move(record));
   }
@@ -187,6 +189,7 @@ class ChainReader {
     Chain chain{graph_.name(), bytes(ids.weights()), bytes(ids.output(0)), bytes(ids.gradient(0)), {}};
     for (int i = 1; i <= length_; ++i) {
       const Op& forward = graph_.op(ids.forward(i));
+      const Op& record = graph_.op(ids.record(i));
       const Op& backward = graph_.op(ids.backward(i));
       chain.stages.push_back(Stage{
           .name = forward.name,
@@ -198,6 +201,8 @@ class ChainReader {
           .backward_workspace_bytes = backward.workspace_bytes,
           .gradient_bytes = bytes(ids.parameter_gradient(i)),
       });
+      if (record.workspace_bytes != forward.workspace_bytes)
+        chain.stages.back().record_workspace_bytes = record.workspace_bytes;
     }
     return chain;
   }

@@ -19,7 +19,12 @@ struct Stage {
   int64_t forward_workspace_bytes = 0;
   int64_t backward_workspace_bytes = 0;
   int64_t gradient_bytes = 0;  ///< gradients of the stage's parameters
+  /// What recording needs on top, where it differs from forward_workspace_bytes: what an unrecorded forward frees as it
+  /// goes is workspace, a recorded one has it in its tape.
+  std::optional<int64_t> record_workspace_bytes = std::nullopt;
   bool operator==(const Stage&) const = default;
+
+  int64_t effective_record_workspace_bytes() const { return record_workspace_bytes.value_or(forward_workspace_bytes); }
 };
 
 /// A sequence of stages, the loss last.
@@ -68,7 +73,7 @@ Graph to_graph(const Chain& chain);
 
 /// A graph that equals some chain's graph but for names and the order of its values.
 struct ChainMatch {
-  Chain chain;  ///< its stages have the names of the graph's F ops
+  Chain chain;  ///< its stages have the names of the graph's F ops; record_workspace_bytes only where it differs
   Graph graph;  ///< the same graph with the ids of ChainIds
 };
 std::optional<ChainMatch> find_chain(const Graph& graph);

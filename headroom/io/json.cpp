@@ -5,6 +5,7 @@
 
 #include "headroom/core/quote.h"
 #include "headroom/io/json_document.h"
+#include "headroom/io/names.h"
 #include "headroom/io/source_error.h"
 
 namespace headroom {
@@ -380,6 +381,7 @@ std::string write_json(const Graph& graph) {
 }
 
 std::string write_json(const Chain& chain) {
+  check_chain_can_be_written(chain);
   std::string out = begin_object(kChainFormat, "name", chain.name);
   out += "  ";
   if (chain.resident_bytes != 0) out += "\"resident_bytes\": " + std::to_string(chain.resident_bytes) + ", ";

@@ -19,7 +19,8 @@ namespace headroom {
 ///     net.json: line 7, column 3: not valid JSON: unexpected ','; expected '}'
 ///
 /// The writers give the keys in the order of docs/formats.md, one value, op, stage or step a line, and leave defaults
-/// out. What they write is read back as the same thing. They throw InvalidInput where a name is empty or not UTF-8.
+/// out. What they write is read back as the same thing. They throw InvalidInput where a name is empty or not
+/// UTF-8, and for a chain that the format has no words for: a stage whose recording has a workspace of its own.
 /// Readers and writers take time linear in the text.
 Graph read_graph_json(std::string_view text, const std::string& source);
 Chain read_chain_json(std::string_view text, const std::string& source);

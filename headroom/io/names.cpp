@@ -97,4 +97,15 @@ std::optional<std::string> parse_json_string(std::string_view literal) {
   return parsed.get<std::string>();
 }
 
+void check_chain_can_be_written(const Chain& chain) {
+  for (int i = 1; i <= chain.length(); ++i) {
+    const Stage& stage = chain.stage(i);
+    if (stage.effective_record_workspace_bytes() == stage.forward_workspace_bytes) continue;
+    throw InvalidInput("stage " + std::to_string(i) + " " + quote(stage.name) + ": recording needs a workspace of " +
+                       std::to_string(stage.effective_record_workspace_bytes()) + " bytes, an unrecorded forward " +
+                       std::to_string(stage.forward_workspace_bytes) +
+                       ": a chain file has one for both; write the chain's graph instead");
+  }
+}
+
 }  // namespace headroom

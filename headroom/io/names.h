@@ -7,6 +7,8 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "headroom/core/chain.h"
+
 namespace headroom {
 
 /// Numbers names 0, 1, 2, … in the order in which they are first seen.
@@ -31,5 +33,8 @@ void append_json_string(std::string& out, std::string_view name);
 
 /// What a JSON string, its quotes included, stands for, or nothing where it is not one.
 std::optional<std::string> parse_json_string(std::string_view literal);
+
+/// Throws InvalidInput where a stage's recording has a workspace other than its forward's: no chain file says that.
+void check_chain_can_be_written(const Chain& chain);
 
 }  // namespace headroom

@@ -367,6 +367,7 @@ Schedule parse_schedule_text(std::string_view text, const Graph& graph, const st
 std::string to_text(const Graph& graph) { return GraphPrinter(graph).print(); }
 
 std::string to_text(const Chain& chain) {
+  check_chain_can_be_written(chain);
   std::string out = "chain ";
   append_text_name(out, chain.name);
   append_number(out, "resident", chain.resident_bytes, 0);

@@ -38,7 +38,8 @@ Graph parse_graph_text(std::string_view text, const std::string& source = "");
 Chain parse_chain_text(std::string_view text, const std::string& source = "");
 Schedule parse_schedule_text(std::string_view text, const Graph& graph, const std::string& source = "");
 
-/// What the parsers read back as the same thing. Throws InvalidInput where a name is empty or not UTF-8.
+/// What the parsers read back as the same thing. Throws InvalidInput where a name is empty or not UTF-8, and for a
+/// chain with a stage whose recording has a workspace of its own.
 std::string to_text(const Graph& graph);
 std::string to_text(const Chain& chain);
 std::string to_text(const Graph& graph, const Schedule& schedule);  ///< wrapped, without an end of line after the last

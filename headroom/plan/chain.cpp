@@ -30,7 +30,7 @@ struct Decision {
 /// what is to be done after a segment waits on a stack, so that the length of a chain does not become depth of
 /// recursion.
 template <typename Decide>
-Schedule make_schedule(const ChainNeeds& needs, int64_t capacity, const Decide& decide) {
+Schedule make_schedule(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity, const Decide& decide) {
   struct Segment {
     int i = 0;
     int l = 0;
@@ -59,7 +59,12 @@ Schedule make_schedule(const ChainNeeds& needs, int64_t capacity, const Decide& 
         const int j = *decision.keep;
         todo.push_back({After::kReverse, {i, j, m}});
         for (int k = i; k <= j; ++k) {
-          steps.forward(k);
+          if (moments.forward_by_recording(k)) {
+            steps.record(k);
+            steps.drop_tape(k);
+          } else {
+            steps.forward(k);
+          }
           if (k > i) steps.drop_output(k - 1);
         }
         m -= needs.output[at(j)];
@@ -86,9 +91,9 @@ Schedule record_all(int length) {
 
 /// Follows the table: the first decision that takes the least time.
 template <typename Number>
-Schedule follow_table(const ChainNeeds& needs, int64_t capacity, const ChainTable<Number>& table,
-                      const std::vector<int64_t>& forward_ns) {
-  return make_schedule(needs, capacity, [&](int i, int l, int64_t m) -> Decision {
+Schedule follow_table(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
+                      const ChainTable<Number>& table, const std::vector<int64_t>& forward_ns) {
+  return make_schedule(moments, needs, capacity, [&](int i, int l, int64_t m) -> Decision {
     const double least_ns = table.extra_ns(i, l, m);
     const int64_t beside_tape = m - needs.tape[at(i)];
     if (m >= needs.record(i, l) && beside_tape >= 0 && table.extra_ns(i + 1, l, beside_tape) == least_ns) return {};
@@ -106,8 +111,9 @@ Schedule follow_table(const ChainNeeds& needs, int64_t capacity, const ChainTabl
 
 /// Follows the least memory of each segment, which is at most m: records where there is room, else keeps the output
 /// nearest the middle for which there is, since halving repeats the least.
-Schedule follow_least_memory(const ChainNeeds& needs, int64_t capacity, const SegmentArray<int64_t>& least) {
-  return make_schedule(needs, capacity, [&](int i, int l, int64_t m) -> Decision {
+Schedule follow_least_memory(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
+                             const SegmentArray<int64_t>& least) {
+  return make_schedule(moments, needs, capacity, [&](int i, int l, int64_t m) -> Decision {
     if (std::max(needs.record(i, l), needs.tape[at(i)] + least(i + 1, l)) <= m) return {};
     Decision nearest;
     const auto from_middle = [&](int j) { return std::abs(2 * j - (i + l - 1)); };
@@ -131,21 +137,30 @@ struct Solution {
   bool repeats_nothing = false;
 };
 
-/// The least time in slots, if there is a plan that takes less than the numbers can tell.
+/// The least time in slots within each capacity, none above `capacity`, where there is a plan that takes less than the
+/// numbers can tell.
 template <typename Number>
-std::optional<Solution> solve(const ChainNeeds& needs, int64_t capacity, const SegmentArray<int64_t>& least,
-                              const std::vector<int64_t>& forward_ns, int threads) {
+std::vector<std::optional<Solution>> solve(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
+                                           std::span<const int64_t> capacities, const SegmentArray<int64_t>& least,
+                                           const std::vector<int64_t>& forward_ns, int threads) {
   ChainTableOptions options;
   options.threads = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());
   const ChainTable<Number> table(needs, capacity, least, forward_ns, kMostTableBytes, options);
-  const double extra_ns = table.extra_ns(1, needs.length, capacity);
-  if (extra_ns == std::numeric_limits<double>::infinity()) return {};
-  return Solution{follow_table(needs, capacity, table, forward_ns), extra_ns == 0};
+  std::vector<std::optional<Solution>> solutions;
+  for (const int64_t within : capacities) {
+    solutions.emplace_back();
+    if (within < 0) continue;
+    const double extra_ns = table.extra_ns(1, needs.length, within);
+    if (extra_ns == std::numeric_limits<double>::infinity()) continue;
+    solutions.back() = Solution{follow_table(moments, needs, within, table, forward_ns), extra_ns == 0};
+  }
+  return solutions;
 }
 
 /// With small numbers if they do, which is faster.
-std::optional<Solution> solve(const ChainNeeds& needs, int64_t capacity, const SegmentArray<int64_t>& least,
-                              const std::vector<int64_t>& forward_ns, int threads) {
+std::vector<std::optional<Solution>> solve(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
+                                           std::span<const int64_t> capacities, const SegmentArray<int64_t>& least,
+                                           const std::vector<int64_t>& forward_ns, int threads) {
   double forward_sum_ns = 0;
   for (const int64_t ns : forward_ns) forward_sum_ns += static_cast<double>(ns);
   const double most_ns = 2.0 * needs.length * forward_sum_ns;
@@ -156,10 +171,29 @@ std::optional<Solution> solve(const ChainNeeds& needs, int64_t capacity, const S
         std::to_string(needs.length) + " stages and a sum of " + std::to_string(static_cast<int64_t>(forward_sum_ns)) +
         " ns");
   if (forward_sum_ns < ChainTable<uint32_t>::kMostNs) {
-    std::optional<Solution> solution = solve<uint32_t>(needs, capacity, least, forward_ns, threads);
-    if (solution || most_ns < ChainTable<uint32_t>::kMostNs) return solution;
+    std::vector<std::optional<Solution>> solutions =
+        solve<uint32_t>(moments, needs, capacity, capacities, least, forward_ns, threads);
+    const bool has_all = std::ranges::all_of(solutions, [](const auto& one) { return one.has_value(); });
+    if (has_all || most_ns < ChainTable<uint32_t>::kMostNs) return solutions;
   }
-  return solve<double>(needs, capacity, least, forward_ns, threads);
+  return solve<double>(moments, needs, capacity, capacities, least, forward_ns, threads);
+}
+
+void check_length(const Chain& chain) {
+  if (chain.length() > kMostStages)
+    throw NotApplicable("chain: takes at most " + std::to_string(kMostStages) + " stages, found " +
+                        std::to_string(chain.length()) +
+                        ", unless the budget is enough to record all of them: join stages");
+}
+
+int64_t resident_bytes_of(const Chain& chain) {
+  return chain.resident_bytes + chain.input_bytes + chain.gradient_bytes(chain.length());
+}
+
+std::vector<int64_t> forward_times(const Chain& chain) {
+  std::vector<int64_t> forward_ns;
+  for (const Stage& stage : chain.stages) forward_ns.push_back(stage.forward_ns);
+  return forward_ns;
 }
 
 }  // namespace
@@ -170,14 +204,11 @@ PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const Chai
   if (options.slots < 1) throw InvalidInput("chain: slots must be at least 1, found " + std::to_string(options.slots));
 
   const int length = chain.length();
-  const int64_t resident_bytes = chain.resident_bytes + chain.input_bytes + chain.gradient_bytes(length);
+  const int64_t resident_bytes = resident_bytes_of(chain);
   const ChainMoments moments(chain);
   PlanResult result;
-  std::vector<int64_t> forward_ns;
-  for (const Stage& stage : chain.stages) {
-    forward_ns.push_back(stage.forward_ns);
-    result.lower_bound_ns += stage.forward_ns + stage.backward_ns;
-  }
+  const std::vector<int64_t> forward_ns = forward_times(chain);
+  for (const Stage& stage : chain.stages) result.lower_bound_ns += stage.forward_ns + stage.backward_ns;
 
   // What is left beside resident values, without the shift that all needs have.
   const int64_t left_bytes = *request.budget_bytes < resident_bytes ? -1 : *request.budget_bytes - resident_bytes;
@@ -187,9 +218,7 @@ PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const Chai
     result.schedule = record_all(length);
     if (length > kMostStagesForSmallestBudget) return result;
   }
-  if (length > kMostStages)
-    throw NotApplicable("chain: takes at most " + std::to_string(kMostStages) + " stages, found " +
-                        std::to_string(length) + ", unless the budget is enough to record all of them: join stages");
+  check_length(chain);
   const ChainNeeds needs_bytes = moments.needs(1);
   const SegmentArray<int64_t> least_bytes = least_memory(needs_bytes);
   const int64_t smallest_bytes = std::max<int64_t>(least_bytes(1, length) - moments.shift_bytes(), 0);
@@ -202,13 +231,47 @@ PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const Chai
 
   const int64_t slot_bytes = std::max<int64_t>(left_bytes / options.slots, 1);
   const int64_t capacity_bytes = left_bytes + moments.shift_bytes();
-  const std::optional<Solution> solution = solve(moments.needs(slot_bytes), capacity_bytes / slot_bytes,
-                                                 in_slots(least_bytes, slot_bytes), forward_ns, request.limits.threads);
+  const int64_t capacity = capacity_bytes / slot_bytes;
+  const std::optional<Solution> solution = solve(moments, moments.needs(slot_bytes), capacity, std::span(&capacity, 1),
+                                                 in_slots(least_bytes, slot_bytes), forward_ns, request.limits.threads)
+                                               .front();
   HEADROOM_ASSERT(solution || slot_bytes > 1);
-  result.schedule = solution ? solution->schedule : follow_least_memory(needs_bytes, capacity_bytes, least_bytes);
+  result.schedule =
+      solution ? solution->schedule : follow_least_memory(moments, needs_bytes, capacity_bytes, least_bytes);
   result.status =
       slot_bytes == 1 || (solution && solution->repeats_nothing) ? PlanStatus::kOptimal : PlanStatus::kFeasible;
   return result;
+}
+
+std::vector<std::optional<Schedule>> plan_chain_budgets(const Chain& chain, int64_t most_bytes,
+                                                        std::span<const int64_t> budgets_bytes, int64_t slots,
+                                                        int threads) {
+  if (const std::optional<std::string> problem = lint(chain)) throw InvalidInput("chain: " + *problem);
+  check_length(chain);
+  const ChainMoments moments(chain);
+  const int64_t resident_bytes = resident_bytes_of(chain);
+  std::vector<std::optional<Schedule>> schedules(budgets_bytes.size());
+  if (most_bytes < resident_bytes) return schedules;
+  const int64_t slot_bytes = std::max<int64_t>((most_bytes - resident_bytes) / slots, 1);
+  const auto capacity_of = [&](int64_t budget_bytes) {
+    return budget_bytes < resident_bytes ? -1 : (budget_bytes - resident_bytes + moments.shift_bytes()) / slot_bytes;
+  };
+  std::vector<int64_t> capacities;
+  for (const int64_t budget_bytes : budgets_bytes)
+    capacities.push_back(capacity_of(std::min(budget_bytes, most_bytes)));
+  const SegmentArray<int64_t> least_bytes = least_memory(moments.needs(1));
+  std::vector<std::optional<Solution>> solutions =
+      solve(moments, moments.needs(slot_bytes), capacity_of(most_bytes), capacities, in_slots(least_bytes, slot_bytes),
+            forward_times(chain), threads);
+  for (size_t i = 0; i < solutions.size(); ++i)
+    if (solutions[i]) schedules[i] = std::move(solutions[i]->schedule);
+  // Where rounding leaves no plan.
+  for (size_t i = 0; i < solutions.size(); ++i) {
+    const int64_t capacity_bytes = budgets_bytes[i] - resident_bytes + moments.shift_bytes();
+    if (!schedules[i] && budgets_bytes[i] >= resident_bytes && least_bytes(1, chain.length()) <= capacity_bytes)
+      schedules[i] = follow_least_memory(moments, moments.needs(1), capacity_bytes, least_bytes);
+  }
+  return schedules;
 }
 
 }  // namespace headroom

@@ -1,6 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "headroom/core/chain.h"
 #include "headroom/plan/plan.h"
@@ -17,7 +20,8 @@ struct ChainOptions {
 /// Optimal among *persistent* schedules: what a forward pass keeps stays until backward has used it. To reverse the
 /// stages i..l, whose input is there, either run forward to some stage j, keep its output, reverse j+1..l and then i..j
 /// from the same input, or record stage i, reverse i+1..l, and run stage i's backward (chain_needs.h has what each
-/// takes, chain_table.h the recurrence). Non-persistent schedules are sometimes better.
+/// takes, chain_table.h the recurrence). Where recording takes less memory than not recording, a forward pass that keeps
+/// no tape records and drops it. Non-persistent schedules are sometimes better.
 ///
 /// Memory is counted in slots of floor(m / slots) bytes, at least 1, where m is what the budget leaves beside resident
 /// values. Everything kept and everything needed is rounded up, so that plans are within the budget by the byte.
@@ -37,5 +41,12 @@ struct ChainOptions {
 /// train deep neural networks with limited memory", arXiv 1911.13214. Different here: parameter gradients, the moments
 /// of the simulator, a smallest budget by the byte, sizes rounded apart from needs.
 PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const ChainOptions& options = {});
+
+/// The plans of one table for several budgets, none above `most_bytes`, in the order of the budgets; nothing where there
+/// is none. The slots are those of plan_chain() at `most_bytes`, so that a larger budget is never slower. Takes what
+/// plan_chain() takes, and throws what it throws; O(L^2) for each budget on top of the table.
+std::vector<std::optional<Schedule>> plan_chain_budgets(const Chain& chain, int64_t most_bytes,
+                                                        std::span<const int64_t> budgets_bytes, int64_t slots,
+                                                        int threads);
 
 }  // namespace headroom

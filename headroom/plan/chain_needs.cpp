@@ -22,6 +22,7 @@ ChainMoments::ChainMoments(const Chain& chain)
       tape_bytes_(at(length_) + 1),
       alive_bytes_(at(length_) + 1),
       forward_workspace_bytes_(at(length_) + 1),
+      recording_bytes_(at(length_) + 1),
       backward_bytes_(at(length_) + 1) {
   int64_t parameter_gradients_bytes = 0;
   int64_t least_single_bytes = 0;
@@ -31,12 +32,13 @@ ChainMoments::ChainMoments(const Chain& chain)
     output_bytes_[at(i)] = stage.output_bytes;
     tape_bytes_[at(i)] = stage.tape_bytes;
     forward_workspace_bytes_[at(i)] = stage.forward_workspace_bytes;
+    recording_bytes_[at(i)] = stage.tape_bytes + stage.effective_record_workspace_bytes();
     alive_bytes_[at(i)] = (i == length_ ? 0 : stage.output_bytes) + parameter_gradients_bytes;
     backward_bytes_[at(i)] = alive_bytes(i) + stage.tape_bytes + chain.gradient_bytes(i - 1) + stage.gradient_bytes +
                              stage.backward_workspace_bytes;
     parameter_gradients_bytes += stage.gradient_bytes;
     most_bytes += stage.output_bytes + stage.tape_bytes + stage.gradient_bytes +
-                  std::max<int64_t>(stage.forward_workspace_bytes, 0) +
+                  std::max({stage.forward_workspace_bytes, stage.effective_record_workspace_bytes(), int64_t{0}}) +
                   std::max<int64_t>(stage.backward_workspace_bytes, 0);
     least_single_bytes = std::min(least_single_bytes, single_bytes(i));
   }
@@ -51,7 +53,7 @@ ChainMoments::ChainMoments(const Chain& chain)
 }
 
 int64_t ChainMoments::record_bytes(int i, int l) const {
-  return std::max(alive_bytes(l) + tape_bytes(i) + forward_workspace_bytes_[at(i)], backward_bytes_[at(i)]);
+  return std::max(alive_bytes(l) + recording_bytes(i), backward_bytes_[at(i)]);
 }
 
 int64_t ChainMoments::record_all_bytes() const {
@@ -71,11 +73,11 @@ ChainNeeds ChainMoments::needs(int64_t slot_bytes) const {
     needs.output[at(i)] = slots_of(output_bytes(i), slot_bytes);
     needs.tape[at(i)] = slots_of(tape_bytes(i), slot_bytes);
     needs.begin(i, i) = slots_of(single_bytes(i), slot_bytes);
-    int64_t forward_bytes = output_bytes(i) + forward_workspace_bytes_[at(i)];
+    int64_t most_bytes = forward_bytes(i);
     for (int l = i + 1; l <= length_; ++l) {
-      needs.begin(i, l) = slots_of(alive_bytes(l) + forward_bytes, slot_bytes);
+      needs.begin(i, l) = slots_of(alive_bytes(l) + most_bytes, slot_bytes);
       needs.record(i, l) = std::max(needs.begin(i, l), slots_of(record_bytes(i, l), slot_bytes));
-      forward_bytes = std::max(forward_bytes, output_bytes(l - 1) + output_bytes(l) + forward_workspace_bytes_[at(l)]);
+      most_bytes = std::max(most_bytes, output_bytes(l - 1) + forward_bytes(l));
     }
   }
   return needs;

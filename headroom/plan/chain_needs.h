@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -38,7 +39,8 @@ class SegmentArray {
 ///     record   i < l:           R{i}, (i+1..l) within m - tape(i), B{i}  needs m >= record(i,l)
 ///
 /// and where i < l both need m >= begin(i,l): while g{l} is alive every stage of i..l-1 must run forward, which takes
-/// at least its input (if that is not a{i-1}), its output and its workspace.
+/// at least its input (if that is not a{i-1}), its output and its workspace; by R{k} with its tape dropped at once where
+/// that takes less than F{k}, which costs the same time.
 ///
 /// Memory is counted from `-shift` up, so that no segment can do with less than 0 although workspaces may be negative.
 struct ChainNeeds {
@@ -60,6 +62,8 @@ class ChainMoments {
   int64_t shift_bytes() const { return shift_bytes_; }
   int64_t output_bytes(int i) const { return output_bytes_[static_cast<size_t>(i)]; }
   int64_t tape_bytes(int i) const { return tape_bytes_[static_cast<size_t>(i)]; }
+  /// To run stage i forward and keep no tape, R{i} takes less memory than F{i}.
+  bool forward_by_recording(int i) const { return recording_bytes(i) < output_bytes(i) + forward_workspace(i); }
 
   /// The least memory for R{1}..R{L} B{L}..B{1}. O(L).
   int64_t record_all_bytes() const;
@@ -72,6 +76,11 @@ class ChainMoments {
   int64_t alive_bytes(int l) const { return alive_bytes_[static_cast<size_t>(l)]; }
   int64_t record_bytes(int i, int l) const;
   int64_t single_bytes(int i) const { return record_bytes(i, i); }
+  int64_t forward_workspace(int i) const { return forward_workspace_bytes_[static_cast<size_t>(i)]; }
+  /// Output, tape and workspace of R{i}.
+  int64_t recording_bytes(int i) const { return recording_bytes_[static_cast<size_t>(i)]; }
+  /// Output and workspace of the leaner of F{i} and R{i}.
+  int64_t forward_bytes(int i) const { return std::min(output_bytes(i) + forward_workspace(i), recording_bytes(i)); }
 
   int length_;
   int64_t shift_bytes_ = 0;
@@ -79,6 +88,7 @@ class ChainMoments {
   std::vector<int64_t> tape_bytes_;
   std::vector<int64_t> alive_bytes_;
   std::vector<int64_t> forward_workspace_bytes_;
+  std::vector<int64_t> recording_bytes_;
   std::vector<int64_t> backward_bytes_;  ///< the whole moment of B{i}
 };
 

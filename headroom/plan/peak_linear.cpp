@@ -14,7 +14,7 @@ constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
 ///
 /// Beyond the checkpoints up to a_i and what is resident, with T(k) = the tapes of stages 1..k:
 ///     backward of k     T(k) - T(i) + backward[k]
-///     recording k       T(k) - T(i) + forward workspace of k + incoming[j]
+///     recording k       T(k) - T(i) + recording workspace of k + incoming[j]
 ///     forward of k      (a_{k-1} unless k-1 = i) + a_k + forward workspace of k            (not in the last segment)
 /// and reentrant checkpoints add a_j + g_j to the backward of every k < j < n.
 struct Moments {
@@ -35,7 +35,7 @@ struct Moments {
       const auto at = static_cast<size_t>(k);
       kept[at] = stage.output_bytes;
       tapes[at] = tapes[at - 1] + stage.tape_bytes;
-      recording[at] = tapes[at] + stage.forward_workspace_bytes;
+      recording[at] = tapes[at] + stage.effective_record_workspace_bytes();
       first_forward[at] = stage.output_bytes + stage.forward_workspace_bytes;
       later_forward[at] = first_forward[at] + (k == 1 ? 0 : chain.output_bytes(k - 1));
     }
@@ -46,7 +46,7 @@ struct Moments {
   std::vector<int64_t> tapes;          ///< T(k)
   std::vector<int64_t> backward;       ///< beside tapes
   std::vector<int64_t> incoming;       ///< gradients alive while a segment that ends in k is recorded
-  std::vector<int64_t> recording;      ///< T(k) + forward workspace
+  std::vector<int64_t> recording;      ///< T(k) + recording workspace
   std::vector<int64_t> first_forward;  ///< of a segment
   std::vector<int64_t> later_forward;
 };

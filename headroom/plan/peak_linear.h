@@ -12,7 +12,7 @@ namespace headroom {
 ///
 ///     M(n) = 0;   M(i) = a_i + min over j > i of max( need(i, j), M(j) );   resident + M(0) is the peak.
 ///
-/// O(n) by a queue where need() grows with j, which it does unless a stage's forward workspace exceeds its backward's
+/// O(n) by a queue where need() grows with j, which it does unless a stage's recording exceeds its backward's
 /// working set; then, and for reentrant checkpoints, O(n^2). Differs from the paper, which has outputs and gradients
 /// only, in counting tapes, workspaces, parameter gradients and the forward pass too. The fewest checkpoints cost a
 /// pass over the chain for each one, and are sought for kTieWork segments and kTiePasses passes at most; beyond that

@@ -23,10 +23,14 @@ enum class PlanStatus : uint8_t {
   kTimeout,     ///< a limit was reached: the best plan so far, if any
 };
 
+/// How long `auto` searches, about 1 : 10 : 100.
+enum class Effort : uint8_t { kLow, kNormal, kHigh };
+
 /// Limits count work, not seconds, so that results repeat.
 struct PlanLimits {
   int64_t max_states = 1'000'000;  ///< of searches that could be exponential
-  int threads = 0;                 ///< 0: as many as the machine has. Never changes the result.
+  Effort effort = Effort::kNormal;
+  int threads = 0;  ///< 0: as many as the machine has. Never changes the result.
 };
 
 struct PlanRequest {

@@ -83,7 +83,7 @@ constexpr std::array<Planner, 11> kPlanners = {{
      division_tree_plan},
     {"lower-sets", kGraphs, Minimises::kTime, false, false, "Kusumoto et al. 2019, arXiv 1905.11722", lower_sets_plan},
     {"exhaustive", kGraphs, Minimises::kTime, false, false, "every schedule, small inputs only", exhaustive_plan},
-    {"auto", kGraphs, Minimises::kTime, true, false, "the best of all others", plan_auto},
+    {"auto", kGraphs, Minimises::kTime, true, false, "levels of memory, descent and polish", plan_auto},
 }};
 
 PlanStatus status_of(const Plan& plan) {
@@ -94,13 +94,20 @@ PlanStatus status_of(const Plan& plan) {
 
 }  // namespace
 
-Problem make_problem(const Graph& graph) {
-  std::optional<ChainMatch> match = find_chain(graph);
-  if (match) return Problem{std::move(match->graph), std::move(match->chain)};
-  return Problem{graph, std::nullopt};
+Problem::Problem(Graph step, std::optional<Chain> same) : graph(std::move(step)), chain(std::move(same)) {
+  const Simulation plain = simulate(graph, store_all(graph));
+  base_peak_bytes = plain.peak_bytes;
+  base_time_ns = plain.time_ns;
+  lower_bound_ns = time_lower_bound_ns(graph);
 }
 
-Problem make_problem(const Chain& chain) { return Problem{to_graph(chain), chain}; }
+Problem make_problem(const Graph& graph) {
+  std::optional<ChainMatch> match = find_chain(graph);
+  if (match) return Problem(std::move(match->graph), std::move(match->chain));
+  return Problem(graph);
+}
+
+Problem make_problem(const Chain& chain) { return Problem(to_graph(chain), chain); }
 
 std::span<const Planner> planners() { return kPlanners; }
 
@@ -126,8 +133,8 @@ Plan make_plan(const Planner& planner, const Problem& problem, const PlanRequest
   const auto start = std::chrono::steady_clock::now();
   plan.result = planner.plan(problem, request, options);
   plan.solve_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-  plan.base_time_ns = simulate(problem.graph, store_all(problem.graph)).time_ns;
-  plan.result.lower_bound_ns = std::max(plan.result.lower_bound_ns, time_lower_bound_ns(problem.graph));
+  plan.base_time_ns = problem.base_time_ns;
+  plan.result.lower_bound_ns = std::max(plan.result.lower_bound_ns, problem.lower_bound_ns);
   if (!plan.result.schedule) return plan;
   const Simulation simulation = simulate(problem.graph, *plan.result.schedule);
   if (simulation.error)
@@ -148,13 +155,14 @@ Plan make_plan(const Planner& planner, const Problem& problem, const PlanRequest
 
 std::vector<CurvePoint> plan_curve(const Planner& planner, const Problem& problem, int points,
                                    const PlanRequest& request, const PlannerOptions& options) {
-  const int64_t most_bytes = simulate(problem.graph, store_all(problem.graph)).peak_bytes;
+  const int64_t most_bytes = problem.base_peak_bytes;
   std::vector<CurvePoint> found;
   const auto add_plan = [&](std::optional<int64_t> budget_bytes) {
     const Plan plan = make_plan(planner, problem, {budget_bytes, request.limits}, options);
     if (plan.result.schedule) found.push_back({*plan.peak_bytes, *plan.time_ns});
     return plan.result.smallest_budget_bytes;
   };
+  if (planner.name == "auto") return auto_curve(problem, request.limits);
   if (planner.minimises == Minimises::kPeak) {
     add_plan(std::nullopt);
   } else {

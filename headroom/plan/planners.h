@@ -12,11 +12,17 @@
 namespace headroom {
 
 /// What planners work on: a training step, and the chain that it is, if it is one. Where there is a chain, the graph
-/// has the ids of ChainIds.
+/// has the ids of ChainIds. What all planners are measured against is computed once.
 struct Problem {
+  explicit Problem(Graph step, std::optional<Chain> same = std::nullopt);
+
   Graph graph;
   std::optional<Chain> chain;
+  int64_t base_peak_bytes;  ///< of store-all
+  int64_t base_time_ns;     ///< of store-all
+  int64_t lower_bound_ns;   ///< time_lower_bound_ns()
 };
+/// A graph that is a chain comes with it, its values renumbered.
 Problem make_problem(const Graph& graph);
 Problem make_problem(const Chain& chain);
 
@@ -74,7 +80,7 @@ struct CurvePoint {
 
 /// The front of peak against time of one planner, smallest peak first: plans at `points` budgets evenly spaced from the
 /// planner's smallest to the peak of store-all, those left out that another one beats in both. A planner of least peak
-/// has one plan.
+/// has one plan; `auto` has its own front, whatever the points.
 std::vector<CurvePoint> plan_curve(const Planner& planner, const Problem& problem, int points,
                                    const PlanRequest& request, const PlannerOptions& options = {});
 

@@ -210,15 +210,9 @@ Graph graph_for(const StepGraph& step, const NetworkCosts& costs, const Schedule
 }
 
 Problem make_problem(const StepGraph& step) {
-  GraphSpec as_chain = step.graph.spec();
-  for (size_t i = 0; i + 1 < as_chain.ops.size(); ++i)
-    if (step.ops[i].kind == StepOpKind::kForward) as_chain.ops[i].workspace_bytes = as_chain.ops[i + 1].workspace_bytes;
-  Problem problem{step.graph, std::nullopt};
-  if (std::optional<ChainMatch> match = find_chain(Graph(std::move(as_chain)))) {
-    for (size_t v = 0; v < problem.graph.values().size(); ++v)
-      HEADROOM_ASSERT(match->graph.values()[v].name == problem.graph.values()[v].name);
-    problem.chain = std::move(match->chain);
-  }
+  Problem problem = make_problem(step.graph);
+  for (size_t v = 0; v < step.graph.values().size(); ++v)
+    HEADROOM_ASSERT(problem.graph.values()[v].name == step.graph.values()[v].name);
   return problem;
 }
 

@@ -91,9 +91,7 @@ std::vector<bool> find_taking_over(const StepGraph& step, const Schedule& schedu
 /// this schedule lets keep what they read.
 Graph graph_for(const StepGraph& step, const NetworkCosts& costs, const Schedule& schedule);
 
-/// What planners work on: the step, and the chain that it is, if the network is one. Planners of chains see the
-/// workspace of R for F too, which can be less than F has: the simulator, on the graph, says whether their plans keep
-/// to the budget.
+/// What planners work on: the step, and the chain that it is, if the network is one.
 Problem make_problem(const StepGraph& step);
 
 }  // namespace headroom

@@ -57,6 +57,18 @@ TEST(ToGraph, IsTheGraphOfTheFormat) {
   EXPECT_THAT(names(graph, {graph.outputs().begin(), graph.outputs().end()}), ElementsAre("g0", "p1", "p2"));
 }
 
+TEST(ToGraph, RecordingMayHaveAWorkspaceOfItsOwn) {
+  Chain chain = two();
+  chain.stages[0].record_workspace_bytes = -3;
+  const Graph graph = to_graph(chain);
+  const ChainIds ids(2);
+  EXPECT_EQ(graph.op(ids.forward(1)).workspace_bytes, 1);
+  EXPECT_EQ(graph.op(ids.record(1)).workspace_bytes, -3);
+  EXPECT_EQ(graph.op(ids.record(2)).workspace_bytes, 0);
+  EXPECT_EQ(find_chain(graph)->chain.stages[0].record_workspace_bytes, -3);
+  EXPECT_EQ(find_chain(graph)->chain.stages[1].record_workspace_bytes, std::nullopt);
+}
+
 TEST(ToGraph, PlainTrainingRecordsEveryStage) {
   const Graph graph = to_graph(two());
   const ChainIds ids(2);
@@ -153,6 +165,7 @@ TEST(FindChain, KnowsWhatIsNotAChain) {
   EXPECT_FALSE(is_chain_after([&](GraphSpec& s) { s.outputs.pop_back(); }));
   EXPECT_FALSE(is_chain_after([&](GraphSpec& s) { s.values.push_back({"more", 1, true, {}}); }));
   EXPECT_FALSE(is_chain_after([&](GraphSpec& s) { s.ops[index(ids.backward(2))].inputs.push_back(ids.weights()); }));
+  EXPECT_TRUE(is_chain_after([&](GraphSpec& s) { ++s.ops[index(ids.record(1))].workspace_bytes; }));
   EXPECT_FALSE(find_chain(Graph(GraphSpec{})));
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     Random random(seed);

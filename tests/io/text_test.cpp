@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "headroom/io/json.h"
 #include "headroom/io/read.h"
 #include "tests/io/support.h"
 
@@ -195,6 +196,25 @@ TEST(Text, RefusesEveryTruncation) {
 TEST(Text, RefusesNamesThatNoReaderTakes) {
   EXPECT_EQ(message_of([] { to_text(Graph(GraphSpec{"", {}, {}, {}})); }), "cannot write an empty name");
   EXPECT_TRUE(message_of([] { to_text(Graph(GraphSpec{"\xC0\x80", {}, {}, {}})); }).ends_with("it is not UTF-8"));
+}
+
+TEST(WriteChain, RefusesWhatTheFilesCannotSay) {
+  Chain chain{"two", 0, 1, 1, {Stage{"conv", 1, 2, 3, 4, 5}, Stage{.name = "loss"}}};
+  chain.stages[0].record_workspace_bytes = 5;
+  EXPECT_EQ(to_text(parse_chain_text(to_text(chain))), to_text(chain));
+  chain.stages[0].record_workspace_bytes = 6;
+  const auto expect_refusal = [](const auto& write) {
+    try {
+      write();
+      ADD_FAILURE();
+    } catch (const InvalidInput& error) {
+      EXPECT_STREQ(error.what(),
+                   "stage 1 'conv': recording needs a workspace of 6 bytes, an unrecorded forward 5: a chain file has "
+                   "one for both; write the chain's graph instead");
+    }
+  };
+  expect_refusal([&] { to_text(chain); });
+  expect_refusal([&] { write_json(chain); });
 }
 
 TEST(ReadNetwork, TakesJsonAndText) {

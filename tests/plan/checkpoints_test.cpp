@@ -151,6 +151,7 @@ TEST(PeakLinear, EqualsAllSubsetsByTheQueue) {
     Chain chain = testing::random_chain(random, static_cast<int>(random.number(1, 9)));
     for (Stage& stage : chain.stages) {
       stage.forward_workspace_bytes = 0;
+      stage.record_workspace_bytes = std::nullopt;
       stage.backward_workspace_bytes = std::max<int64_t>(stage.backward_workspace_bytes, 0);
     }
     expect_best_of_all_subsets(chain, false, "seed " + std::to_string(seed));

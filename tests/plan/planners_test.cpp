@@ -112,8 +112,9 @@ void expect_sound_plans(const Problem& problem, const std::string& where) {
       const std::string who = std::string(planner.name) + ", " + where + ", budget " + std::to_string(budget_bytes);
       ASSERT_GE(plan.result.lower_bound_ns, bound_ns) << who;
       if (planner.name == "auto") {
-        ASSERT_EQ(plan.time_ns, best_ns) << who;
-        ASSERT_EQ(plan.result.smallest_budget_bytes, *smallest_bytes) << who;
+        ASSERT_EQ(plan.time_ns.has_value(), best_ns.has_value()) << who;
+        ASSERT_LE(plan.time_ns.value_or(0), best_ns.value_or(0)) << who;
+        ASSERT_LE(plan.result.smallest_budget_bytes, *smallest_bytes) << who;
       }
       if (plan.result.smallest_budget_bytes > 0)
         smallest_bytes =
@@ -135,7 +136,7 @@ TEST(MakePlan, EveryPlannerIsSoundOnRandomChains) {
   for (uint64_t seed = 1; seed <= 150 && !HasFatalFailure(); ++seed) {
     Random random(seed);
     const Chain chain = testing::random_chain(random, static_cast<int>(random.number(1, 4)));
-    expect_sound_plans(make_problem(chain), "seed " + std::to_string(seed) + "\n" + to_text(chain));
+    expect_sound_plans(make_problem(chain), "seed " + std::to_string(seed) + "\n" + to_text(to_graph(chain)));
   }
 }
 

@@ -101,6 +101,9 @@ Chain random_chain(Random& random, int length) {
       if (random.chance(40)) stage.forward_workspace_bytes = random.number(-2, 4);
       if (random.chance(40)) stage.backward_workspace_bytes = random.number(-2, 4);
       if (random.chance(40)) stage.gradient_bytes = random.number(0, 5);
+      const int64_t record_workspace_bytes = random.number(-2, 4);
+      if (random.chance(20) && record_workspace_bytes != stage.forward_workspace_bytes)
+        stage.record_workspace_bytes = record_workspace_bytes;
     }
     chain.stages.push_back(stage);
   }

@@ -32,7 +32,7 @@ struct RandomGraphOptions {
 /// activations. Always passes lint().
 GraphSpec random_graph(Random& random, const RandomGraphOptions& options);
 
-/// A chain of `length` stages with sizes 0..9, workspaces from -2 to 4.
+/// A chain of `length` stages with sizes 0..9, workspaces from -2 to 4, those of recording sometimes their own.
 Chain random_chain(Random& random, int length);
 
 }  // namespace headroom::testing

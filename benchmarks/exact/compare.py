@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""Compares `auto` with an exact solver: OR-Tools CP-SAT on a retention-interval model, as in Moccasin (Bartan et al.,
+ICML 2023).
+
+    pip install ortools
+    benchmarks/exact/compare.py build/headroom FOLDER_OR_FILE... [--seconds 60] [--workers 2] [--results FILE]
+
+Takes graphs in which every value has one producer and nothing is held; others are left out. Each op may run --runs
+times (2). Its first run is at its place in the base order; a later one is in a *stage*, right before the first run of a
+later op, where reruns of one stage follow the base order. A value is kept over intervals, each from a run to its last
+use, or to the end of the step; a run needs every input inside an interval; the intervals at any moment fit the budget.
+
+The solver starts from nothing but the model. Its plan is checked by `headroom simulate`. With --results the solver's
+answers are kept in a file and not asked for again.
+"""
+
+import argparse
+import json
+import subprocess
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ortools.sat.python import cp_model
+
+SHARES = ["0.9x", "0.8x", "0.65x", "0.5x", "0.35x", "0.25x"]
+
+
+def is_plain(graph: dict[str, Any]) -> bool:
+    producers: dict[str, int] = {}
+    for op in graph.get("ops", []):
+        for name in op["outputs"]:
+            producers[name] = producers.get(name, 0) + 1
+    return (
+        graph.get("format") == "headroom.graph/1"
+        and all(count == 1 for count in producers.values())
+        and not any(value.get("holds") for value in graph["values"])
+    )
+
+
+class Model:
+    """Times are numbered so that run (stage s, op v), v <= s, is at s(s+1)/2 + v."""
+
+    def __init__(self, graph: dict[str, Any], budget_bytes: int, most_runs: int) -> None:
+        self.ops = needed_ops(graph)
+        self.model = cp_model.CpModel()
+        sizes = {value["name"]: value["bytes"] for value in graph["values"]}
+        resident = {value["name"] for value in graph["values"] if value.get("resident")}
+        outputs = set(graph["outputs"])
+        n = len(self.ops)
+        horizon = n * (n + 1) // 2
+        self.runs: list[list[tuple[Any, Any]]] = []  # by op: (time, is there)
+        keeps: dict[str, list[tuple[Any, Any, Any]]] = {}  # by value: (start, end, is there), of each run
+        intervals, demands = [], []
+        for v, op in enumerate(self.ops):
+            first = v * (v + 1) // 2 + v
+            runs: list[tuple[Any, Any]] = [(first, True)]
+            if op.get("recompute", True):
+                for _ in range(1, most_runs if v + 1 < n else 1):
+                    times = cp_model.Domain.from_values([s * (s + 1) // 2 + v for s in range(v + 1, n)])
+                    runs.append((self.model.new_int_var_from_domain(times, ""), self.model.new_bool_var("")))
+            self.runs.append(runs)
+            for name in op["outputs"]:
+                keeps[name] = []
+                for start, is_there in runs:
+                    end = self.model.new_int_var(first, horizon - 1, "")
+                    length = self.model.new_int_var(1, horizon, "")
+                    if is_there is True:
+                        intervals.append(self.model.new_interval_var(start, length, end + 1, ""))
+                    else:
+                        intervals.append(self.model.new_optional_interval_var(start, length, end + 1, is_there, ""))
+                    demands.append(sizes[name])
+                    keeps[name].append((start, end, is_there))
+                self.order_copies(keeps[name])
+                if name in outputs:
+                    self.need(keeps[name], horizon - 1, True)
+            workspace = op.get("workspace_bytes", 0)
+            if workspace > 0:
+                for start, is_there in runs:
+                    interval = self.model.new_optional_fixed_size_interval_var(start, 1, is_there, "")
+                    intervals.append(interval)
+                    demands.append(workspace)
+            for start, is_there in runs:
+                for name in op["inputs"]:
+                    if name not in resident:
+                        self.need(keeps[name], start, is_there)
+        capacity = budget_bytes - sum(sizes[name] for name in resident)
+        self.model.add_cumulative(intervals, demands, capacity)
+        reruns = [(op, run) for op, runs in zip(self.ops, self.runs, strict=True) for run in runs[1:]]
+        self.model.minimize(sum(op["time_ns"] * is_there for op, (_, is_there) in reruns))
+        self.base_ns = sum(op["time_ns"] for op in self.ops)
+
+    def order_copies(self, copies: list[tuple[Any, Any, Any]]) -> None:
+        for (_, end, was_there), (start, _, is_there) in pairwise(copies):
+            self.model.add(end < start).only_enforce_if(is_there)
+            if was_there is not True:
+                self.model.add_implication(is_there, was_there)
+
+    def need(self, copies: list[tuple[Any, Any, Any]], when: Any, is_needed: Any) -> None:
+        """One of the copies is there at a time."""
+        chosen = []
+        for start, end, is_there in copies:
+            this = self.model.new_bool_var("")
+            if is_there is not True:
+                self.model.add_implication(this, is_there)
+            self.model.add(start <= when).only_enforce_if(this)
+            self.model.add(end >= when).only_enforce_if(this)
+            chosen.append(this)
+        if is_needed is True:
+            self.model.add_bool_or(chosen)
+        else:
+            self.model.add_bool_or([*chosen, is_needed.negated()])
+
+    def solve(self, seconds: float, workers: int) -> dict[str, Any]:
+        solver = cp_model.CpSolver()
+        solver.parameters.max_time_in_seconds = seconds
+        solver.parameters.num_workers = workers
+        begin = time.monotonic()
+        status = solver.solve(self.model)
+        result: dict[str, Any] = {"status": solver.status_name(status).lower(), "seconds": time.monotonic() - begin}
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            result["time_ns"] = self.base_ns + round(solver.objective_value)
+            result["bound_ns"] = self.base_ns + round(solver.best_objective_bound)
+            found = [
+                (start if is_there is True else solver.value(start), op["name"])
+                for op, runs in zip(self.ops, self.runs, strict=True)
+                for start, is_there in runs
+                if is_there is True or solver.boolean_value(is_there)
+            ]
+            result["runs"] = [name for _, name in sorted(found)]
+        return result
+
+
+def needed_ops(graph: dict[str, Any]) -> list[dict[str, Any]]:
+    wanted = set(graph["outputs"])
+    ops = []
+    for op in reversed(graph["ops"]):
+        if wanted & set(op["outputs"]):
+            wanted |= set(op["inputs"])
+            ops.append(op)
+    return ops[::-1]
+
+
+def with_drops(graph: dict[str, Any], runs: list[str]) -> list[dict[str, str]]:
+    """Every value dropped after its last use before it is made again."""
+    ops = {op["name"]: op for op in graph["ops"]}
+    used = {value["name"] for value in graph["values"] if value.get("resident")} | set(graph["outputs"])
+    steps: list[dict[str, str]] = []
+    for name in reversed(runs):
+        op = ops[name]
+        for value in op["outputs"]:
+            if value not in used:
+                steps.append({"drop": value})
+            used.discard(value)
+        for value in op["inputs"]:
+            if value not in used:
+                steps.append({"drop": value})
+            used.add(value)
+        steps.append({"run": name})
+    return steps[::-1]
+
+
+class Headroom:
+    def __init__(self, binary: str) -> None:
+        self.binary = binary
+
+    def call(self, *arguments: str) -> dict[str, Any]:
+        done = subprocess.run([self.binary, *arguments, "--json"], capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    def simulate(self, file: Path, graph: dict[str, Any], runs: list[str]) -> dict[str, Any]:
+        schedule = {"format": "headroom.schedule/1", "graph": graph["name"], "steps": with_drops(graph, runs)}
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as out:
+            json.dump(schedule, out)
+            out.flush()
+            return self.call("simulate", str(file), out.name)
+
+
+def solve_case(headroom: Headroom, file: Path, graph: dict[str, Any], budget: int, options: Any) -> dict[str, Any]:
+    result = Model(graph, budget, options.runs).solve(options.seconds, options.workers)
+    if "runs" in result:
+        simulation = headroom.simulate(file, graph, result.pop("runs"))
+        if not simulation["valid"] or simulation["peak_bytes"] > budget or simulation["time_ns"] != result["time_ns"]:
+            raise SystemExit(f"{file} within {budget}: the solver's plan is not what it says")
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("headroom")
+    parser.add_argument("inputs", nargs="+", type=Path)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=2, help="most runs of an op in the solver's model")
+    parser.add_argument("--effort", default="normal")
+    parser.add_argument("--budgets", default=",".join(SHARES))
+    parser.add_argument("--results", type=Path, help="the solver's answers, kept between calls")
+    options = parser.parse_args()
+    headroom = Headroom(options.headroom)
+    answers = json.loads(options.results.read_text()) if options.results and options.results.exists() else {}
+    files = [file for path in options.inputs for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+    print("| graph | budget | solver | time | bound | seconds | auto | against solver | bound | ms |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for file in files:
+        graph = json.loads(file.read_text())
+        if not is_plain(graph):
+            continue
+        smallest = headroom.call("plan", str(file), "--planner", "auto", "--budget", "1x", "--effort", options.effort)
+        for share in [*options.budgets.split(","), str(smallest["smallest_budget_bytes"])]:
+            plan = headroom.call("plan", str(file), "--planner", "auto", "--budget", share, "--effort", options.effort)
+            key = f"{file.name} {plan['budget_bytes']} {options.seconds} {options.workers} {options.runs}"
+            if key not in answers:
+                answers[key] = solve_case(headroom, file, graph, plan["budget_bytes"], options)
+                if options.results:
+                    options.results.write_text(json.dumps(answers, indent=1))
+            solver = answers[key]
+            found, best = plan["time_ns"], solver.get("time_ns")
+            change = f"{100 * (found / best - 1):+.2f} %" if found is not None and best else ""
+            label = share if share.endswith("x") else f"smallest, {share}"
+            print(
+                f"| {graph['name']} | {label} | {solver['status']} | {best or '-'} | {solver.get('bound_ns', '-')} | "
+                f"{solver['seconds']:.1f} | {found or plan['status']} | {change} | {plan['lower_bound_ns']} | "
+                f"{plan['solve_ms']:.1f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+#include "headroom/plan/auto_front.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <limits>
+#include <optional>
+#include <thread>
+
+#include "headroom/core/simulate.h"
+#include "headroom/plan/memory_bound.h"
+
+namespace headroom {
+namespace {
+
+constexpr int kLevels = 40;                                              ///< down from plain training's peak, evenly
+constexpr int kHalvings = 5;                                             ///< below the last level that has a plan
+constexpr int kNoise = 60;                                               ///< percent
+constexpr std::array<size_t, 6> kMostInsertions = {1, 2, 4, 6, 12, 32};  ///< which is best differs: each in turn
+/// Runs of plain training: from here on there are half as many levels, and from there on fewer starts for each.
+constexpr int64_t kManyRuns = 200;
+constexpr int64_t kVeryManyRuns = 1000;
+constexpr int kMostAttempts = 40;  ///< at a level that does not come by itself
+constexpr int kMostRuined = 12;    ///< reruns at a time
+constexpr int64_t kSlowest = 8;    ///< times plain training, for starts
+
+size_t at(int32_t i) { return static_cast<size_t>(i); }
+
+struct Level {
+  int64_t target_bytes;
+  /// The best, and for the first rounds another that came about otherwise: the better start is not always the one that
+  /// can be improved further.
+  std::vector<JudgedRuns> plans;
+  const JudgedRuns& best() const { return plans.front(); }
+};
+
+bool is_better(const JudgedRuns& one, const JudgedRuns& other) {
+  return std::pair(one.time_ns, one.peak_bytes) < std::pair(other.time_ns, other.peak_bytes);
+}
+
+/// What a change may take on its way, before what is not needed is taken away.
+int64_t slightly_more(int64_t time_ns) {
+  int64_t sum_ns = 0;
+  return __builtin_add_overflow(time_ns, time_ns / 50, &sum_ns) ? time_ns : sum_ns;
+}
+
+class FrontBuilder {
+ public:
+  FrontBuilder(const FlatGraph& flat, const PlanLimits& limits) : flat_(flat), limits_(limits), search_(flat) {
+    for (const OpId op : base_ops(flat.graph)) base_.push_back(static_cast<int32_t>(op));
+  }
+
+  AutoFront build(const std::vector<Schedule>& starts) {
+    search_.assign(base_);
+    plain_ = search_.judged();
+    for (const Schedule& schedule : starts) add_start(schedule);
+    make_levels();
+    const int rounds = 4;
+    for (int round = 0; round < rounds; ++round) improve_all(round, work_of_round(rounds));
+    return front();
+  }
+
+ private:
+  void add_start(const Schedule& schedule) {
+    std::vector<int32_t> runs;
+    for (const Step& step : schedule.steps)
+      if (step.is_run()) runs.push_back(static_cast<int32_t>(step.op()));
+    search_.assign(std::move(runs));
+    starts_.push_back(search_.judged());
+  }
+
+  /// What a level costs to improve, in all: about as much as it took to find.
+  int64_t work_of_round(int rounds) const {
+    return work_per_run() * std::ssize(base_) / (rounds * std::max<int64_t>(1, std::ssize(levels_)));
+  }
+
+  int64_t work_per_run() const {
+    if (limits_.effort == Effort::kLow) return 1'000;
+    return limits_.effort == Effort::kHigh ? 100'000 : 5'000;
+  }
+
+  /// For a level that does not come by itself.
+  int64_t start_work() const { return std::max<int64_t>(work_per_run() / 10 * std::ssize(base_), 20 * work_per_run()); }
+
+  bool is_long() const { return std::ssize(base_) > kVeryManyRuns; }
+
+  int64_t most_start_ns() const {
+    return plain_.time_ns > std::numeric_limits<int64_t>::max() / kSlowest ? plain_.time_ns : kSlowest * plain_.time_ns;
+  }
+
+  /// Brings runs down to a target; keeps the result in `best` if that is better.
+  void try_start(const std::vector<int32_t>& runs, int64_t target_bytes, std::optional<JudgedRuns>& best,
+                 DescentOptions options) {
+    options.most_ns = best ? best->time_ns : most_start_ns();
+    search_.assign(runs);
+    if (!search_.descend(target_bytes, options)) return;
+    search_.prune(target_bytes);
+    JudgedRuns found = search_.judged();
+    if (!best || is_better(found, *best)) best = std::move(found);
+  }
+
+  /// Plain training up to the moment that memory_bound() finds the hardest; of what was made before only what it keeps is
+  /// there then, and the rest is made again where it is read.
+  std::vector<int32_t> runs_around_cut(int64_t target_bytes) const {
+    const MemoryBound bound = memory_bound(flat_.graph, target_bytes);
+    if (bound.moment.empty()) return {};
+    std::vector<uint8_t> is_there(at(flat_.value_count), 1);
+    std::vector<int32_t> runs;
+    const auto add = [&](int32_t op) {
+      runs.push_back(op);
+      for (const int32_t v : flat_.outputs(op)) is_there[at(v)] = 1;
+    };
+    size_t position = 0;
+    for (; position < base_.size(); ++position) {
+      add(base_[position]);
+      if (std::ranges::find(bound.moment, static_cast<OpId>(base_[position])) != bound.moment.end()) break;
+    }
+    if (position == base_.size()) return {};
+    for (size_t i = 0; i < position; ++i)
+      for (const int32_t v : flat_.outputs(base_[i])) is_there[at(v)] = flat_.maker[at(v)] < 0 ? 1 : 0;
+    for (const ValueId id : bound.kept) is_there[index(id)] = 1;
+    for (const int32_t v : flat_.inputs(base_[position])) is_there[at(v)] = 1;
+    std::vector<int32_t> open;  // ops, each before those that it waits for
+    for (++position; position < base_.size(); ++position) {
+      open.assign(1, base_[position]);
+      while (!open.empty()) {
+        const int32_t op = open.back();
+        int32_t missing = -1;
+        // What takes more with it first: a tape before its output.
+        for (const int32_t u : flat_.inputs(op))
+          if (is_there[at(u)] == 0 && (missing < 0 || flat_.outputs(flat_.maker[at(u)]).size() >
+                                                          flat_.outputs(flat_.maker[at(missing)]).size()))
+            missing = u;
+        if (missing >= 0) {
+          open.push_back(flat_.maker[at(missing)]);
+        } else {
+          add(op);
+          open.pop_back();
+        }
+      }
+    }
+    for (const ValueId id : flat_.graph.outputs())
+      if (!flat_.graph.value(id).resident && is_there[index(id)] == 0) return {};
+    return runs;
+  }
+
+  /// Plans within a target, the best first: from the cut, and from plain training or the level above.
+  std::vector<JudgedRuns> find_starts(int64_t target_bytes) {
+    std::optional<JudgedRuns> cut;
+    for (const JudgedRuns& start : starts_)
+      if (start.peak_bytes <= target_bytes && (!cut || is_better(start, *cut))) cut = start;
+    if (cut) try_start(std::vector(cut->runs), target_bytes, cut, {});
+    if (const std::vector<int32_t> runs = runs_around_cut(target_bytes); !runs.empty()) {
+      try_start(runs, target_bytes, cut, {6});
+      try_start(runs, target_bytes, cut, {16});
+    }
+    std::optional<JudgedRuns> best;
+    if (!is_long()) try_start(base_, target_bytes, best, {6});
+    if (!is_long() || !cut) try_start(base_, target_bytes, best, {16});
+    if (!levels_.empty()) try_start(levels_.back().best().runs, target_bytes, best, {6});
+    // Other choices at random, from above and from plain training by turns, until one gets there.
+    const int64_t end = search_.work() + start_work();
+    for (int i = 0; !best && !cut && i < kMostAttempts && search_.work() < end; ++i) {
+      const bool from_above = i % 2 == 1 && !levels_.empty();
+      const size_t most_insertions = kMostInsertions[kMostInsertions.size() - 1 - at(i / 2) % kMostInsertions.size()];
+      try_start(from_above ? levels_.back().best().runs : base_, target_bytes, best,
+                {most_insertions, i < 2 ? 0 : kNoise, i % 4 >= 2});
+    }
+    std::vector<JudgedRuns> plans;
+    if (best) plans.push_back(std::move(*best));
+    if (cut) plans.push_back(std::move(*cut));
+    if (plans.size() == 2 && is_better(plans[1], plans[0])) std::swap(plans[0], plans[1]);
+    return plans;
+  }
+
+  bool add_level(int64_t target_bytes) {
+    std::vector<JudgedRuns> plans = find_starts(target_bytes);
+    const bool found = !plans.empty();
+    if (found) levels_.push_back({target_bytes, std::move(plans)});
+    return found;
+  }
+
+  void make_levels() {
+    const int64_t least_bytes = peak_lower_bound_bytes(flat_);
+    const int64_t most_bytes = plain_.peak_bytes;
+    int64_t failed_bytes = least_bytes - 1;
+    bool is_odd = false;
+    for (const int64_t target_bytes :
+         level_targets(simulate(flat_.graph, store_all(flat_.graph)).peak_bytes, least_bytes)) {
+      is_odd = !is_odd;
+      if (target_bytes >= most_bytes || (is_odd && std::ssize(base_) > kManyRuns)) continue;
+      if (add_level(target_bytes)) continue;
+      failed_bytes = target_bytes;
+      break;
+    }
+    // Then as low as it goes.
+    for (int i = 0; i < kHalvings; ++i) {
+      const int64_t reached_bytes = levels_.empty() ? most_bytes : levels_.back().best().peak_bytes;
+      const bool is_open = failed_bytes < least_bytes;
+      const int64_t target_bytes = is_open ? least_bytes : failed_bytes + (reached_bytes - failed_bytes) / 2;
+      if (target_bytes >= reached_bytes) break;
+      if (!add_level(target_bytes)) failed_bytes = target_bytes;
+    }
+  }
+
+  /// One round of one level, from the plans of all levels before this round.
+  std::vector<JudgedRuns> improve(RunSearch& search, size_t k, int round, int64_t work) const {
+    const int64_t target_bytes = levels_[k].target_bytes;
+    search.seed(static_cast<uint64_t>(round) * 1000 + k);
+    std::vector<JudgedRuns> plans = levels_[k].plans;
+    const auto keep_better = [&](JudgedRuns& best) {
+      search.prune(target_bytes);
+      if (search.timeline().time_ns() <= best.time_ns) best = search.judged();
+    };
+    if (k + 1 < levels_.size()) {
+      search.assign(levels_[k + 1].best().runs);
+      keep_better(plans.front());
+    }
+    if (k > 0) {
+      search.assign(levels_[k - 1].best().runs);
+      if (search.descend(target_bytes, {.most_ns = plans.front().time_ns})) keep_better(plans.front());
+    }
+    for (JudgedRuns& best : plans) {
+      const int64_t end = search.work() + work / std::ssize(plans);
+      while (search.work() < end) {
+        search.assign(best.runs);
+        if (!search.ruin(1 + static_cast<int>(search.random(kMostRuined)))) break;
+        DescentOptions options;
+        options.most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
+        options.noise = kNoise;
+        options.early = search.random(3) == 0;
+        options.most_ns = slightly_more(best.time_ns);
+        if (search.descend(target_bytes, options)) keep_better(best);
+      }
+    }
+    if (plans.size() > 1 && is_better(plans[1], plans[0])) std::swap(plans[0], plans[1]);
+    if (round > 0) plans.resize(1);
+    return plans;
+  }
+
+  void improve_all(int round, int64_t work) {
+    std::vector<std::vector<JudgedRuns>> improved(levels_.size());
+    std::atomic<size_t> next = 0;
+    const auto take_levels = [&] {
+      RunSearch search(flat_);
+      for (size_t k = next++; k < levels_.size(); k = next++) improved[k] = improve(search, k, round, work);
+    };
+    const int wanted = limits_.threads > 0 ? limits_.threads : static_cast<int>(std::thread::hardware_concurrency());
+    std::vector<std::thread> others;
+    for (int i = 1; i < std::min<int>(wanted, static_cast<int>(levels_.size())); ++i) others.emplace_back(take_levels);
+    take_levels();
+    for (std::thread& thread : others) thread.join();
+    for (size_t k = 0; k < levels_.size(); ++k) levels_[k].plans = std::move(improved[k]);
+  }
+
+  AutoFront front() {
+    std::vector<JudgedRuns> all = starts_;
+    all.push_back(plain_);
+    for (Level& level : levels_) all.push_back(std::move(level.plans.front()));
+    std::ranges::stable_sort(all, {}, [](const JudgedRuns& plan) { return std::pair(plan.peak_bytes, plan.time_ns); });
+    AutoFront result;
+    for (JudgedRuns& plan : all)
+      if (result.plans.empty() || plan.time_ns < result.plans.back().time_ns) result.plans.push_back(std::move(plan));
+    return result;
+  }
+
+  const FlatGraph& flat_;
+  PlanLimits limits_;
+  RunSearch search_;
+  std::vector<int32_t> base_;
+  JudgedRuns plain_;
+  std::vector<JudgedRuns> starts_;
+  std::vector<Level> levels_;
+};
+
+}  // namespace
+
+int64_t peak_lower_bound_bytes(const FlatGraph& flat) {
+  int64_t most_bytes = 0;
+  for (const ValueId id : flat.graph.outputs())
+    if (!flat.graph.value(id).resident) most_bytes += flat.graph.value(id).bytes;
+  for (const OpId id : base_ops(flat.graph)) {
+    const auto op = static_cast<int32_t>(id);
+    // An alternative may need less.
+    const bool has_alternative =
+        std::ranges::any_of(flat.outputs(op), [&](int32_t v) { return flat.producers(v).size() > 1; });
+    if (has_alternative) continue;
+    int64_t bytes = flat.output_bytes[at(op)] + flat.workspace[at(op)];
+    for (const int32_t v : flat.inputs(op)) bytes += flat.bytes[at(v)];
+    int64_t in_place = 0;
+    for (const int32_t v : flat.overwrites(op)) in_place = std::max(in_place, flat.bytes[at(v)]);
+    most_bytes = std::max(most_bytes, bytes - in_place);
+  }
+  return flat.graph.resident_bytes() + most_bytes;
+}
+
+std::vector<int64_t> level_targets(int64_t most_bytes, int64_t least_bytes) {
+  std::vector<int64_t> targets;
+  for (int k = kLevels - 1; k > 0; --k) {
+    const int64_t target_bytes = most_bytes / kLevels * k + most_bytes % kLevels * k / kLevels;
+    if (target_bytes <= least_bytes) break;
+    targets.push_back(target_bytes);
+  }
+  return targets;
+}
+
+AutoFront make_auto_front(const FlatGraph& flat, const std::vector<Schedule>& starts, const PlanLimits& limits) {
+  return FrontBuilder(flat, limits).build(starts);
+}
+
+}  // namespace headroom

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "headroom/plan/auto_search.h"
+#include "headroom/plan/plan.h"
+
+namespace headroom {
+
+/// What some run of every schedule needs: the largest op's inputs, outputs and workspace, and the step's outputs at the
+/// end, beside what is resident. No schedule has a smaller peak.
+int64_t peak_lower_bound_bytes(const FlatGraph& flat);
+
+/// The peaks that plans are sought for, largest first: every fortieth of `most_bytes` that is above `least_bytes`.
+std::vector<int64_t> level_targets(int64_t most_bytes, int64_t least_bytes);
+
+struct AutoFront {
+  std::vector<JudgedRuns> plans;  ///< smallest peak first, faster and faster
+};
+
+/// Plans for all budgets, by the search that plan_auto() describes, from plain training and `starts`.
+AutoFront make_auto_front(const FlatGraph& flat, const std::vector<Schedule>& starts, const PlanLimits& limits);
+
+}  // namespace headroom

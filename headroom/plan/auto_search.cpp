@@ -1,0 +1,546 @@
+#include "headroom/plan/auto_search.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <tuple>
+
+namespace headroom {
+namespace {
+
+constexpr int64_t kMostWork = 4'000;  ///< of one descent, for each run
+constexpr size_t kMostBanned = 12;
+constexpr int kEnoughLooks = 100;  ///< at candidates, for one step that has found a move
+constexpr int kMostLooks = 2'000;  ///< for one that has not
+constexpr double kLeastNs = 0.01;  ///< so that ops of no time can be compared by their bytes
+
+size_t at(int32_t i) { return static_cast<size_t>(i); }
+
+}  // namespace
+
+RunSearch::RunSearch(const FlatGraph& flat)
+    : flat_(flat), now_(flat), evicted_(at(flat.value_count), 0), relied_(at(flat.value_count), 0) {}
+
+void RunSearch::assign(std::vector<int32_t> runs) {
+  now_.assign(std::move(runs));
+  work_ += now_.size();
+}
+
+uint64_t RunSearch::random(uint64_t n) {
+  random_state_ += 0x9E3779B97F4A7C15U;
+  uint64_t x = random_state_;
+  x = (x ^ (x >> 30U)) * 0xBF58476D1CE4E5B9U;
+  x = (x ^ (x >> 27U)) * 0x94D049BB133111EBU;
+  return (x ^ (x >> 31U)) % n;
+}
+
+void RunSearch::set_target(int64_t target_bytes) {
+  target_ = target_bytes;
+  over_count_.assign(at(now_.size()) + 1, 0);
+  over_sum_.assign(at(now_.size()) + 1, 0);
+  for (int32_t p = 0; p < now_.size(); ++p) {
+    const bool is_over = now_.moment(p) > target_;
+    over_count_[at(p) + 1] = over_count_[at(p)] + (is_over ? 1 : 0);
+    over_sum_[at(p) + 1] = over_sum_[at(p)] + (is_over ? static_cast<double>(now_.moment(p) - target_) : 0);
+  }
+}
+
+/// How much less excess there is with `bytes` less in [first, last]: at most; exact where all or none exceed by `bytes`.
+double RunSearch::excess_freed(int32_t first, int32_t last, int64_t bytes) const {
+  if (first > last) return 0;
+  const int32_t count = over_count_[at(last) + 1] - over_count_[at(first)];
+  if (count == 0) return 0;
+  return std::min(static_cast<double>(bytes) * count, over_sum_[at(last) + 1] - over_sum_[at(first)]);
+}
+
+/// At least how much more excess there is with `bytes` more in [first, last], 0 only where there is none; blocks inside
+/// count by their largest moment. Where it is above `most`, something above it.
+double RunSearch::excess_added(int32_t first, int32_t last, int64_t bytes, double most) const {
+  if (first > last || now_.most(first, last) <= target_ - bytes) return 0;
+  if (most <= 0) return 1;
+  const double least = static_cast<double>(bytes) * (over_count_[at(last) + 1] - over_count_[at(first)]);
+  if (least > most) return least;
+  double sum = 0;
+  const auto added = [&](int64_t moment) {  // in doubles, which do not overflow
+    const double excess = static_cast<double>(moment - target_) + static_cast<double>(bytes);
+    return std::clamp(excess, 0.0, static_cast<double>(bytes));
+  };
+  for (int32_t p = first; p <= last && sum <= most;) {
+    const bool is_whole_block = p % Timeline::kBlock == 0 && p + Timeline::kBlock - 1 <= last;
+    sum += is_whole_block ? Timeline::kBlock * added(now_.most_of_block(p)) : added(now_.moment(p));
+    p += is_whole_block ? Timeline::kBlock : 1;
+  }
+  return sum;
+}
+
+/// Where a copy is last needed if it is made anew before position `before`: its last use until then, or, while copies
+/// of other values hold it that `op` does not make anew as well, the end of those.
+int32_t RunSearch::last_needed(int32_t value, const Timeline::Copy& copy, int32_t before, int32_t op) const {
+  const int32_t k = now_.events_before(value, before);
+  int32_t last = now_.events(value)[at(k - 1)].position;
+  if (!flat_.has_holds) return last;
+  for (const int32_t holder : flat_.holders(value)) {
+    for (const Timeline::Copy& holding : now_.copies(holder)) {
+      if (holding.born < copy.born || holding.born > copy.last) continue;
+      const bool made_anew = holding.born < before && holding.last >= before &&
+                             std::ranges::find(flat_.outputs(op), holder) != flat_.outputs(op).end();
+      last = std::max(
+          last, made_anew ? now_.events(holder)[at(now_.events_before(holder, before) - 1)].position : holding.freed);
+    }
+  }
+  return last;
+}
+
+/// Making `value` again right before `position`, where it is read.
+bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, double least_ratio, Move& move,
+                         bool& has_choice) {
+  move.insertions.clear();
+  move.erasures.clear();
+  move.relied.clear();
+  move.extended.clear();
+  move.value = value;
+  double gain = 0;
+  double time = 0;
+  double harm = 0;
+  int64_t freed_here = 0;
+  int64_t extended_here = 0;
+  bool has_pulled = false;
+  const int32_t maker = flat_.maker[at(value)];
+  for (const int32_t w : flat_.outputs(maker)) {
+    const Timeline::Copy* copy = now_.alive(w, position);
+    if (copy == nullptr) continue;
+    const int32_t last = last_needed(w, *copy, position, maker);
+    gain += excess_freed(last + 1, position - 1, flat_.bytes[at(w)]);
+    if (last < position) freed_here += flat_.bytes[at(w)];
+  }
+  if (gain <= 0) return false;
+
+  const auto is_inserted = [&](int32_t op) {
+    return std::ranges::any_of(move.insertions, [&](const Insertion& other) { return other.op == op; });
+  };
+  open_.assign(1, maker);
+  while (!open_.empty()) {
+    const int32_t op = open_.back();
+    open_.pop_back();
+    if (is_inserted(op)) continue;
+    if (move.insertions.size() >= most_insertions_) return false;
+    move.insertions.push_back({position, op});
+    time += static_cast<double>(flat_.time_ns[at(op)]);
+    // What is made again later anyway is taken off below, one by one: not before all are known is time final.
+    if (!has_pulled && (gain - harm) / (time + kLeastNs) < least_ratio) return false;
+    for (const int32_t u : flat_.inputs(op)) {
+      ++work_;
+      if (now_.alive(u, position) != nullptr) {
+        move.relied.push_back(u);
+        continue;
+      }
+      const std::span<const Timeline::Event> events = now_.events(u);
+      const int32_t k = now_.events_before(u, position);
+      const int64_t bytes = flat_.bytes[at(u)];
+      const int32_t again = flat_.maker[at(u)];
+      work_ += (position - events[at(k - 1)].position) / Timeline::kBlock;
+      const double longer =
+          excess_added(events[at(k - 1)].position + 1, position - 1, bytes, may_extend ? gain - harm : 0);
+      has_choice = has_choice || (longer > 0 && again >= 0);
+      if (longer == 0 || again < 0 || (may_extend && harm + longer < gain)) {
+        harm += longer;
+        if (std::ranges::find(move.extended, u) == move.extended.end()) extended_here += bytes;
+        move.extended.push_back(u);
+        move.relied.push_back(u);
+        continue;
+      }
+      const bool is_made_later = k < static_cast<int32_t>(events.size()) && now_.run(events[at(k)].position) == again;
+      if (is_made_later && excess_added(position, events[at(k)].position - 1, bytes, 0) == 0) {
+        move.erasures.push_back(events[at(k)].position);
+        time -= static_cast<double>(flat_.time_ns[at(again)]);
+        has_pulled = true;
+      }
+      open_.push_back(again);
+    }
+  }
+  std::ranges::sort(move.insertions, {}, &Insertion::op);
+  harm += excess_of_insertions(
+      move, static_cast<double>(now_.between(position) - freed_here) + static_cast<double>(extended_here));
+  move.gain = gain - harm;
+  move.ratio = move.gain / (std::max(time, 0.0) + kLeastNs);
+  return move.gain > 0;
+}
+
+/// By how much the moments of the new runs exceed the target, with `memory` in memory before them: what each writes
+/// stays until the last of them reads it, or beyond where it is read later.
+double RunSearch::excess_of_insertions(const Move& move, double memory) const {
+  double excess = 0;
+  const size_t count = move.insertions.size();
+  for (size_t i = 0; i < count; ++i) {
+    const int32_t op = move.insertions[i].op;
+    const double moment = memory + static_cast<double>(flat_.output_bytes[at(op)] + flat_.workspace[at(op)]);
+    excess += std::max(moment - static_cast<double>(target_), 0.0);
+    const auto is_read_after = [&](int32_t v, size_t from) {
+      for (size_t j = from; j < count; ++j)
+        if (std::ranges::find(flat_.inputs(move.insertions[j].op), v) != flat_.inputs(move.insertions[j].op).end())
+          return true;
+      return false;
+    };
+    const int32_t position = move.insertions[i].before;
+    const auto is_read_later = [&](int32_t v) {
+      return now_.alive(v, position) != nullptr || std::ranges::any_of(move.erasures, [&](int32_t erased) {
+               return std::ranges::find(flat_.outputs(now_.run(erased)), v) != flat_.outputs(now_.run(erased)).end();
+             });
+    };
+    for (const int32_t v : flat_.outputs(op))
+      if (is_read_later(v) || is_read_after(v, i + 1)) memory += static_cast<double>(flat_.bytes[at(v)]);
+    for (const int32_t v : flat_.inputs(op)) {
+      const bool is_made_here =
+          std::ranges::find(move.extended, v) != move.extended.end() ||
+          std::any_of(move.insertions.begin(), move.insertions.begin() + static_cast<std::ptrdiff_t>(i),
+                      [&](const Insertion& other) {
+                        return std::ranges::find(flat_.outputs(other.op), v) != flat_.outputs(other.op).end();
+                      });
+      if (is_made_here && !is_read_later(v) && !is_read_after(v, i + 1))
+        memory -= static_cast<double>(flat_.bytes[at(v)]);
+    }
+  }
+  return excess;
+}
+
+/// What making a value again before a position could bring at most for its time.
+double RunSearch::bound_ratio(int32_t value, int32_t first, int32_t position) const {
+  const int32_t maker = flat_.maker[at(value)];
+  double gain = excess_freed(first, position - 1, flat_.bytes[at(value)]);
+  // What else the op makes goes too, from its own last use on.
+  for (const int32_t w : flat_.outputs(maker)) {
+    if (w == value || now_.alive(w, position) == nullptr) continue;
+    const int32_t last = now_.events(w)[at(now_.events_before(w, position) - 1)].position;
+    gain += excess_freed(last + 1, position - 1, flat_.bytes[at(w)]);
+  }
+  return gain / (static_cast<double>(flat_.time_ns[at(maker)]) + kLeastNs);
+}
+
+/// The last position up to which all that making a value takes is there, before another position.
+int32_t RunSearch::last_chance(int32_t value, int32_t position) const {
+  int32_t chance = position;
+  for (const int32_t u : flat_.inputs(flat_.maker[at(value)])) {
+    if (now_.alive(u, position) != nullptr) continue;
+    const int32_t k = now_.events_before(u, position);
+    chance = std::min(chance, now_.events(u)[at(k - 1)].position + 1);
+  }
+  return chance;
+}
+
+void RunSearch::add_candidate(int32_t value, int32_t first, int32_t position, int noise) {
+  Candidate candidate{bound_ratio(value, first, position), 1, value, position};
+  if (noise > 0) {
+    const auto spread = static_cast<uint64_t>(noise);
+    candidate.noise = static_cast<double>(100 - spread + random(2 * spread + 1)) / 100;
+    candidate.bound *= candidate.noise;
+  }
+  if (candidate.bound > 0) candidates_.push_back(candidate);
+}
+
+void RunSearch::find_candidates(const DescentOptions& options) {
+  candidates_.clear();
+  for (int32_t v = 0; v < flat_.value_count; ++v) {
+    if (flat_.maker[at(v)] < 0) continue;
+    const std::span<const Timeline::Event> events = now_.events(v);
+    work_ += std::ssize(events);
+    // What the step puts out is read at its end.
+    const size_t reads = events.size() + (flat_.is_output[at(v)] != 0 ? 1 : 0);
+    for (size_t k = 1; k < reads; ++k) {
+      const int32_t first = events[k - 1].position + 1;
+      const int32_t position = k < events.size() ? events[k].position : now_.size();
+      if ((k < events.size() && events[k].is_write) || over_count_[at(position)] == over_count_[at(first)]) continue;
+      add_candidate(v, first, position, options.noise);
+      if (!options.early) continue;
+      const int32_t early = last_chance(v, position);
+      if (early > first && early < position && over_count_[at(early)] > over_count_[at(first)])
+        add_candidate(v, first, early, options.noise);
+    }
+  }
+}
+
+/// The `most` best moves or so: candidates are looked at from the highest bound down, until none can be better.
+bool RunSearch::find_moves(size_t most) {
+  const auto less = [](const Candidate& a, const Candidate& b) {
+    return std::tuple(a.bound, b.value, b.position) < std::tuple(b.bound, a.value, a.position);
+  };
+  std::ranges::make_heap(candidates_, less);
+  move_count_ = 0;
+  double best = 0;
+  for (int looked_at = 0; !candidates_.empty() && looked_at < kMostLooks; ++looked_at) {
+    if (looked_at >= kEnoughLooks && move_count_ > 0) break;
+    const Candidate candidate = candidates_.front();
+    if (most == 1 ? best >= candidate.bound : move_count_ >= 2 * most) break;
+    std::ranges::pop_heap(candidates_, less);
+    candidates_.pop_back();
+    if (std::ranges::find(banned_, std::pair(candidate.value, candidate.position)) != banned_.end()) continue;
+    if (move_count_ == moves_.size()) moves_.emplace_back();
+    bool has_choice = false;
+    const double least = most == 1 ? best / candidate.noise : 0;
+    bool is_good = evaluate(candidate.value, candidate.position, false, least, moves_[move_count_], has_choice);
+    if (has_choice && evaluate(candidate.value, candidate.position, true, least, other_, has_choice) &&
+        (!is_good || other_.ratio > moves_[move_count_].ratio)) {
+      std::swap(moves_[move_count_], other_);
+      is_good = true;
+    }
+    if (!is_good) continue;
+    moves_[move_count_].ratio *= candidate.noise;
+    best = std::max(best, moves_[move_count_].ratio);
+    ++move_count_;
+  }
+  return move_count_ > 0;
+}
+
+void RunSearch::make_edited(const std::vector<Insertion>& insertions, const std::vector<int32_t>& erasures) {
+  edited_.clear();
+  size_t next = 0;
+  size_t gone = 0;
+  for (int32_t p = 0; p < now_.size(); ++p) {
+    for (; next < insertions.size() && insertions[next].before == p; ++next) edited_.push_back(insertions[next].op);
+    while (gone < erasures.size() && erasures[gone] < p) ++gone;
+    if (gone < erasures.size() && erasures[gone] == p) continue;
+    edited_.push_back(now_.run(p));
+  }
+  for (; next < insertions.size(); ++next) edited_.push_back(insertions[next].op);
+}
+
+/// The best moves, as long as none undoes what another relies on and they do not go far beyond the target together.
+void RunSearch::apply_best(size_t most) {
+  const auto begin = moves_.begin();
+  const auto end = begin + static_cast<std::ptrdiff_t>(move_count_);
+  const auto middle = begin + static_cast<std::ptrdiff_t>(std::min(4 * most, move_count_));
+  std::partial_sort(begin, middle, end, [](const Move& a, const Move& b) {
+    return std::tuple(-a.ratio, a.value, a.insertions[0].before) <
+           std::tuple(-b.ratio, b.value, b.insertions[0].before);
+  });
+  std::vector<Insertion> insertions;
+  std::vector<int32_t> erasures;
+  std::vector<int32_t> marked;
+  double gain = 0;
+  size_t taken = 0;
+  const double enough = over_sum_.back() / 4;
+  for (auto move = begin; move != middle && taken < most; ++move) {
+    if (taken > 0 && gain + move->gain > enough) continue;
+    const auto is_evicted = [&](int32_t v) { return evicted_[at(v)] != 0; };
+    if (relied_[at(move->value)] != 0 || is_evicted(move->value) || std::ranges::any_of(move->relied, is_evicted))
+      continue;
+    ++taken;
+    gain += move->gain;
+    evicted_[at(move->value)] = 1;
+    marked.push_back(move->value);
+    for (const int32_t u : move->relied) {
+      relied_[at(u)] = 1;
+      marked.push_back(u);
+    }
+    insertions.insert(insertions.end(), move->insertions.begin(), move->insertions.end());
+    erasures.insert(erasures.end(), move->erasures.begin(), move->erasures.end());
+  }
+  for (const int32_t v : marked) evicted_[at(v)] = relied_[at(v)] = 0;
+  const auto by_place = [](const Insertion& a, const Insertion& b) {
+    return std::pair(a.before, a.op) < std::pair(b.before, b.op);
+  };
+  std::ranges::sort(insertions, by_place);
+  const auto same = [](const Insertion& a, const Insertion& b) { return a.before == b.before && a.op == b.op; };
+  insertions.erase(std::unique(insertions.begin(), insertions.end(), same), insertions.end());
+  std::ranges::sort(erasures);
+  make_edited(insertions, erasures);
+}
+
+bool RunSearch::descend(int64_t target_bytes, const DescentOptions& options) {
+  most_insertions_ = options.most_insertions;
+  banned_.clear();
+  size_t most = std::max<size_t>(1, at(now_.size()) / 100);
+  const int64_t end = work_ + kMostWork * now_.size();
+  set_target(target_bytes);
+  while (now_.peak_bytes() > target_bytes) {
+    if (work_ > end || now_.time_ns() > options.most_ns || banned_.size() > kMostBanned) return false;
+    const double excess = over_sum_.back();
+    find_candidates(options);
+    if (!find_moves(most)) return false;
+    apply_best(most);
+    const std::pair tried(moves_.front().value, moves_.front().insertions.front().before);
+    std::vector<int32_t> before = now_.runs();
+    assign(edited_);
+    set_target(target_bytes);
+    if (over_sum_.back() < excess) {
+      banned_.clear();
+      continue;
+    }
+    assign(std::move(before));
+    set_target(target_bytes);
+    if (most == 1) banned_.push_back(tried);
+    most = 1;
+  }
+  return now_.time_ns() <= options.most_ns;
+}
+
+/// Whether a run can go because what is read of it can be kept from before instead, within the target as far as can be
+/// told without trying. Where an alternative ran before that does not make all of it, that one gives way to this op.
+std::optional<RunSearch::Removal> RunSearch::find_removal(int32_t position, int64_t target_bytes) const {
+  const int32_t op = now_.run(position);
+  Removal removal{position, -1, op};
+  int64_t sum = 0;
+  int32_t first = position;
+  bool lacks_some = false;
+  for (const int32_t w : flat_.outputs(op)) {
+    const std::span<const Timeline::Copy> copies = now_.copies(w);
+    const auto later =
+        std::ranges::partition_point(copies, [&](const Timeline::Copy& copy) { return copy.born < position; });
+    if (later != copies.begin()) removal.replaced = std::max(removal.replaced, std::prev(later)->born);
+    if (later->last == position) continue;  // nothing reads it
+    sum += flat_.bytes[at(w)];
+    if (later == copies.begin()) {
+      lacks_some = true;
+    } else {
+      first = std::min(first, std::prev(later)->freed + 1);
+    }
+  }
+  if (!lacks_some) {
+    removal.replaced = -1;
+  } else {
+    if (removal.replaced < 0 || flat_.once[at(op)] != 0) return {};
+    const int32_t other = now_.run(removal.replaced);
+    const auto is_ready = [&](int32_t u) {
+      const std::span<const Timeline::Event> events = now_.events(u);
+      return !events.empty() && events.front().position < removal.replaced;
+    };
+    const auto is_made = [&](int32_t w) { return std::ranges::find(flat_.outputs(op), w) != flat_.outputs(op).end(); };
+    if (!std::ranges::all_of(flat_.inputs(op), is_ready) || !std::ranges::all_of(flat_.outputs(other), is_made))
+      return {};
+    first = std::min(first, removal.replaced);
+  }
+  if (now_.most(first, position - 1) > target_bytes - sum) return {};
+  return removal;
+}
+
+/// Takes runs away at once; only one where an earlier run gives way.
+void RunSearch::remove(std::span<const Removal> removals) {
+  std::vector<int32_t> positions;
+  for (const Removal& removal : removals) positions.push_back(removal.position);
+  std::ranges::sort(positions);
+  make_edited({}, positions);
+  for (const Removal& removal : removals)
+    if (removal.replaced >= 0) edited_[at(removal.replaced)] = removal.op;
+  assign(edited_);
+}
+
+/// Where not all that a run makes is read, an alternative that makes what is, takes no more time and less memory.
+void RunSearch::make_leaner() {
+  if (!flat_.has_alternatives) return;
+  edited_ = now_.runs();
+  bool changed = false;
+  for (int32_t p = 0; p < now_.size(); ++p) {
+    const int32_t op = now_.run(p);
+    if (std::ranges::all_of(flat_.outputs(op), [&](int32_t v) { return flat_.producers(v).size() == 1; })) continue;
+    const auto is_read = [&](int32_t w) { return now_.alive(w, p + 1) != nullptr; };
+    const auto cost = [&](int32_t one) {
+      return std::pair(flat_.time_ns[at(one)], flat_.output_bytes[at(one)] + flat_.workspace[at(one)]);
+    };
+    const int32_t shared =
+        *std::ranges::find_if(flat_.outputs(op), [&](int32_t v) { return flat_.producers(v).size() > 1; });
+    for (const int32_t other : flat_.producers(shared)) {
+      if (flat_.once[at(other)] != 0 || cost(other) >= cost(edited_[at(p)])) continue;
+      const auto makes = [&](int32_t w) {
+        return std::ranges::find(flat_.outputs(other), w) != flat_.outputs(other).end();
+      };
+      const auto reads = [&](int32_t u) { return std::ranges::find(flat_.inputs(op), u) != flat_.inputs(op).end(); };
+      const bool makes_all = std::ranges::all_of(flat_.outputs(op), [&](int32_t w) { return !is_read(w) || makes(w); });
+      if (!makes_all || !std::ranges::all_of(flat_.inputs(other), reads)) continue;
+      edited_[at(p)] = other;
+      changed = true;
+    }
+  }
+  if (changed) assign(edited_);
+}
+
+void RunSearch::prune(int64_t target_bytes) {
+  if (flat_.has_alternatives) {
+    const std::vector<int32_t> before = now_.runs();
+    make_leaner();
+    if (now_.peak_bytes() > target_bytes) assign(before);
+  }
+  for (bool changed = true; changed;) {
+    changed = false;
+    std::vector<std::pair<int64_t, int32_t>> order;  // the longest first
+    for (int32_t p = 0; p < now_.size(); ++p)
+      if (is_rerun(p)) order.emplace_back(-flat_.time_ns[at(now_.run(p))], p);
+    std::ranges::sort(order);
+    // Several at a time while that fits, since each try looks at the whole sequence: twice as many after a success.
+    size_t most = 1;
+    for (size_t i = 0; i < order.size();) {
+      std::vector<Removal> removals;
+      const size_t first = i;
+      for (; i < order.size() && removals.size() < most; ++i) {
+        ++work_;
+        const std::optional<Removal> removal = find_removal(order[i].second, target_bytes);
+        if (removal) removals.push_back(*removal);
+      }
+      if (removals.empty()) continue;
+      std::vector<int32_t> before = now_.runs();
+      remove(removals);
+      if (now_.peak_bytes() > target_bytes) {
+        assign(std::move(before));
+        if (removals.size() > 1) i = first;
+        most = std::max<size_t>(1, removals.size() / 4);
+        continue;
+      }
+      changed = true;
+      if (!flat_.has_alternatives) most *= 2;
+      std::ranges::sort(removals, {}, &Removal::position);
+      for (size_t k = i; k < order.size(); ++k) {
+        const auto later = std::ranges::partition_point(
+            removals, [&](const Removal& removal) { return removal.position < order[k].second; });
+        order[k].second -= static_cast<int32_t>(later - removals.begin());
+      }
+    }
+  }
+}
+
+/// Something that it makes was made before.
+bool RunSearch::is_rerun(int32_t position) const {
+  return std::ranges::any_of(flat_.outputs(now_.run(position)),
+                             [&](int32_t w) { return now_.events(w).front().position < position; });
+}
+
+bool RunSearch::ruin(int count) {
+  std::vector<Removal> removals;
+  for (int32_t p = 0; p < now_.size(); ++p) {
+    if (!is_rerun(p)) continue;
+    const std::optional<Removal> removal = find_removal(p, std::numeric_limits<int64_t>::max());
+    if (removal) removals.push_back(*removal);
+  }
+  work_ += now_.size();
+  if (removals.empty()) return false;
+  const auto n = static_cast<int64_t>(removals.size());
+  const int64_t chosen = static_cast<int64_t>(random(removals.size()));
+  const uint64_t kind = random(4);
+  std::vector<Removal> gone;
+  if (kind < 2) {  // neighbours
+    const int64_t first = std::clamp<int64_t>(chosen - count / 2, 0, std::max<int64_t>(n - count, 0));
+    gone.assign(removals.begin() + first, removals.begin() + std::min(first + count, n));
+  } else {  // alike, as in other blocks of the same shape, or anywhere
+    const int32_t op = removals[static_cast<size_t>(chosen)].op;
+    if (kind == 2)
+      std::erase_if(removals, [&](const Removal& removal) {
+        return flat_.time_ns[at(removal.op)] != flat_.time_ns[at(op)] ||
+               flat_.output_bytes[at(removal.op)] != flat_.output_bytes[at(op)];
+      });
+    for (int i = 0; i < count && !removals.empty(); ++i) {
+      const auto which = removals.begin() + static_cast<std::ptrdiff_t>(random(removals.size()));
+      gone.push_back(*which);
+      removals.erase(which);
+    }
+    std::ranges::sort(gone, {}, &Removal::position);
+  }
+  if (!flat_.has_alternatives) {
+    remove(gone);
+    return true;
+  }
+  // From the last to the first, so that positions stay right; what one relies on may have gone with another.
+  for (size_t i = gone.size(); i-- > 0;) {
+    const std::optional<Removal> removal = find_removal(gone[i].position, std::numeric_limits<int64_t>::max());
+    if (removal) remove(std::span(&*removal, 1));
+  }
+  return true;
+}
+
+}  // namespace headroom

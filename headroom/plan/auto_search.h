@@ -1,0 +1,121 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "headroom/plan/auto_timeline.h"
+
+namespace headroom {
+
+/// A plan as a sequence of runs, judged.
+struct JudgedRuns {
+  std::vector<int32_t> runs;
+  int64_t peak_bytes = 0;
+  int64_t time_ns = 0;
+};
+
+struct DescentOptions {
+  size_t most_insertions = 6;  ///< runs that one choice may add
+  int noise = 0;               ///< percent by which choices are at random
+  bool early = false;          ///< also make values again before what that takes goes, not only where they are read
+  int64_t most_ns = std::numeric_limits<int64_t>::max();
+};
+
+/// Changes a sequence of runs step by step towards less memory or less time. First runs stay where they are; other runs
+/// come and go.
+///
+/// Work is counted in events looked at, so that it is the same on every machine.
+class RunSearch {
+ public:
+  explicit RunSearch(const FlatGraph& flat);
+
+  void assign(std::vector<int32_t> runs);
+  const Timeline& timeline() const { return now_; }
+  JudgedRuns judged() const { return {now_.runs(), now_.peak_bytes(), now_.time_ns()}; }
+  int64_t work() const { return work_; }
+
+  /// Computes values again, right before they are read, instead of keeping them, until the peak is at most
+  /// `target_bytes`: at each step what takes the most memory above the target away for the time it costs. What a rerun
+  /// reads is kept longer where there is room, else made earlier that is made again later anyway, else made again too.
+  /// False where it gets no further, the sequence then having the least excess seen, or passes options.most_ns.
+  bool descend(int64_t target_bytes, const DescentOptions& options);
+
+  /// Takes runs away that are not needed within `target_bytes`, which the peak is within.
+  void prune(int64_t target_bytes);
+
+  /// Takes `count` reruns away, whatever that does to the peak: neighbours, or of ops that cost the same, or any, at
+  /// random. False where there are none.
+  bool ruin(int count);
+
+  void seed(uint64_t seed) { random_state_ = seed; }
+  /// From 0 to n - 1, the same sequence for the same seed.
+  uint64_t random(uint64_t n);
+
+ private:
+  struct Insertion {
+    int32_t before;
+    int32_t op;
+  };
+  struct Move {
+    double ratio = 0;
+    double gain = 0;
+    std::vector<Insertion> insertions;
+    std::vector<int32_t> erasures;
+    std::vector<int32_t> extended;  ///< values that are kept longer for them
+    std::vector<int32_t> relied;    ///< values that the inserted runs find alive
+    int32_t value = -1;
+  };
+
+  struct Removal {
+    int32_t position;
+    int32_t replaced;  ///< an earlier run that becomes one of `op`; -1: none
+    int32_t op;
+  };
+  struct Candidate {
+    double bound;
+    double noise;
+    int32_t value;
+    int32_t position;
+  };
+
+  void set_target(int64_t target_bytes);
+  double excess_freed(int32_t first, int32_t last, int64_t bytes) const;
+  double excess_added(int32_t first, int32_t last, int64_t bytes, double most) const;
+  int32_t last_needed(int32_t value, const Timeline::Copy& copy, int32_t before, int32_t op) const;
+  bool evaluate(int32_t value, int32_t position, bool may_extend, double least_ratio, Move& move, bool& has_choice);
+  double excess_of_insertions(const Move& move, double memory) const;
+  double bound_ratio(int32_t value, int32_t first, int32_t position) const;
+  int32_t last_chance(int32_t value, int32_t position) const;
+  void add_candidate(int32_t value, int32_t first, int32_t position, int noise);
+  void find_candidates(const DescentOptions& options);
+  bool find_moves(size_t most);
+  void apply_best(size_t most);
+  void make_edited(const std::vector<Insertion>& insertions, const std::vector<int32_t>& erasures);
+  void make_leaner();
+  bool is_rerun(int32_t position) const;
+  std::optional<Removal> find_removal(int32_t position, int64_t target_bytes) const;
+  void remove(std::span<const Removal> removals);
+
+  const FlatGraph& flat_;
+  Timeline now_;
+  int64_t target_ = 0;
+  size_t most_insertions_ = 0;
+  std::vector<int32_t> over_count_;  ///< before a position: how many are above the target
+  std::vector<double> over_sum_;     ///< and by how much in all
+  std::vector<Move> moves_;
+  size_t move_count_ = 0;
+  Move other_;
+  std::vector<Candidate> candidates_;
+  std::vector<std::pair<int32_t, int32_t>> banned_;  ///< (value, before) that did not help in the present sequence
+  std::vector<int32_t> edited_;
+  std::vector<uint8_t> evicted_;
+  std::vector<uint8_t> relied_;
+  std::vector<int32_t> open_;
+  uint64_t random_state_ = 1;
+  int64_t work_ = 0;
+};
+
+}  // namespace headroom

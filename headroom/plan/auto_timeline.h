@@ -1,0 +1,143 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "headroom/core/schedule.h"
+
+namespace headroom {
+
+/// A graph in flat arrays, ids as plain numbers, resident values left out of all lists.
+struct FlatGraph {
+  explicit FlatGraph(const Graph& graph);
+
+  const Graph& graph;
+  int32_t op_count;
+  int32_t value_count;
+  bool has_holds = false;         ///< some value holds one that is not resident
+  bool has_alternatives = false;  ///< some value has more than one producer
+
+  std::span<const int32_t> inputs(int32_t op) const { return list(inputs_, op); }
+  std::span<const int32_t> outputs(int32_t op) const { return list(outputs_, op); }
+  std::span<const int32_t> producers(int32_t value) const { return list(producers_, value); }
+  std::span<const int32_t> holds(int32_t value) const { return list(holds_, value); }
+  std::span<const int32_t> holders(int32_t value) const { return list(holders_, value); }
+  std::span<const int32_t> overwrites(int32_t op) const { return list(overwrites_, op); }
+
+  std::vector<int64_t> bytes;         ///< by value
+  std::vector<int64_t> time_ns;       ///< by op
+  std::vector<int64_t> output_bytes;  ///< by op
+  std::vector<int64_t> workspace;     ///< by op
+  std::vector<uint8_t> once;          ///< by op: recompute is false
+  std::vector<uint8_t> is_output;     ///< by value
+  /// By value: what to run to make it again: of the producers that may run again the fastest, then the one that writes
+  /// and needs the least; -1: none may.
+  std::vector<int32_t> maker;
+  std::vector<int32_t> hold_order;  ///< values that hold something, holders before what they hold
+
+ private:
+  struct Lists {
+    std::vector<int32_t> begin{0};
+    std::vector<int32_t> ids;
+    void close() { begin.push_back(static_cast<int32_t>(ids.size())); }
+  };
+  static std::span<const int32_t> list(const Lists& lists, int32_t i) {
+    const auto at = static_cast<size_t>(i);
+    const auto first = static_cast<size_t>(lists.begin[at]);
+    return std::span(lists.ids).subspan(first, static_cast<size_t>(lists.begin[at + 1]) - first);
+  }
+  Lists inputs_;
+  Lists outputs_;
+  Lists producers_;
+  Lists holds_;
+  Lists holders_;
+  Lists overwrites_;
+};
+
+/// A sequence of runs, by its positions, and the memory it takes when every value is dropped right after its last use
+/// before it is made again and ops run in place wherever they may: what simulate() says of schedule().
+///
+/// Any sequence in which every read comes after some run that writes the value is a valid schedule, so that a run can
+/// be added anywhere after its inputs' first runs, and any that is not the first to write something can go: lifetimes
+/// follow. assign() takes O(ids read, written and held) with small constants: it is what the search repeats.
+class Timeline {
+ public:
+  static constexpr int32_t kBlock = 32;
+
+  /// When a value is read or written: positions in order.
+  struct Event {
+    int32_t position;
+    bool is_write;
+  };
+  /// A value's memory from the run that makes it to its last use; `freed` is later where it is held.
+  struct Copy {
+    int32_t born;
+    int32_t last;
+    int32_t freed;
+  };
+
+  explicit Timeline(const FlatGraph& flat);
+
+  void assign(std::vector<int32_t> runs);
+
+  int32_t size() const { return static_cast<int32_t>(runs_.size()); }
+  const std::vector<int32_t>& runs() const { return runs_; }
+  int32_t run(int32_t position) const { return runs_[static_cast<size_t>(position)]; }
+  int64_t peak_bytes() const { return peak_bytes_; }
+  int64_t time_ns() const { return time_ns_; }  ///< the largest number where the sum does not fit
+  int64_t moment(int32_t position) const { return moments_[static_cast<size_t>(position)]; }
+  const std::vector<int64_t>& moments() const { return moments_; }
+  /// In memory between position - 1 and position, which may be the end.
+  int64_t between(int32_t position) const { return between_[static_cast<size_t>(position)]; }
+  /// The largest moment in [first, last]; less than any where there is none.
+  int64_t most(int32_t first, int32_t last) const;
+
+  /// The largest moment of the kBlock positions from one that is a multiple of kBlock.
+  int64_t most_of_block(int32_t position) const { return block_most_[static_cast<size_t>(position / kBlock)]; }
+
+  std::span<const Event> events(int32_t value) const { return part(events_, event_begin_, value); }
+  std::span<const Copy> copies(int32_t value) const { return part(copies_, copy_begin_, value); }
+  /// The copy in memory between position - 1 and position, or null.
+  const Copy* alive(int32_t value, int32_t position) const {
+    const std::span<const Copy> all = copies(value);
+    size_t later = all.size();  // most values have few copies
+    while (later > 0 && all[later - 1].born >= position) --later;
+    return later > 0 && all[later - 1].last >= position ? &all[later - 1] : nullptr;
+  }
+  /// The number of events before a position.
+  int32_t events_before(int32_t value, int32_t position) const {
+    const std::span<const Event> all = events(value);
+    const auto later = std::ranges::partition_point(all, [&](const Event& event) { return event.position < position; });
+    return static_cast<int32_t>(later - all.begin());
+  }
+
+  Schedule schedule() const;
+
+ private:
+  template <typename T>
+  static std::span<const T> part(const std::vector<T>& items, const std::vector<int32_t>& begin, int32_t value) {
+    const auto first = static_cast<size_t>(begin[static_cast<size_t>(value)]);
+    return std::span(items).subspan(first, static_cast<size_t>(begin[static_cast<size_t>(value) + 1]) - first);
+  }
+  void find_events();
+  void find_copies();
+  void extend_held();
+  void add_up();
+  int32_t overwritten(int32_t position) const;
+
+  const FlatGraph* flat_;
+  std::vector<int32_t> runs_;
+  std::vector<int32_t> event_begin_;
+  std::vector<Event> events_;
+  std::vector<int32_t> copy_begin_;
+  std::vector<Copy> copies_;
+  std::vector<int64_t> moments_;
+  std::vector<int64_t> between_;
+  std::vector<int64_t> block_most_;
+  int64_t peak_bytes_ = 0;
+  int64_t time_ns_ = 0;
+};
+
+}  // namespace headroom

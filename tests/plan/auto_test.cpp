@@ -1,0 +1,336 @@
+#include "headroom/plan/auto.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "headroom/core/simulate.h"
+#include "headroom/io/text.h"
+#include "headroom/plan/auto_search.h"
+#include "headroom/plan/chain.h"
+#include "headroom/plan/exhaustive.h"
+#include "headroom/plan/max_flow.h"
+#include "headroom/plan/memory_bound.h"
+#include "tests/support/build.h"
+#include "tests/support/networks.h"
+#include "tests/support/random.h"
+
+namespace headroom {
+namespace {
+
+using testing::Builder;
+using testing::Random;
+
+/// f1 f2 f3 | b3 b2 b1: b3 reads a2 and a3, b2 reads a1. a1 and a2 are of 10 bytes, the rest of 1.
+Graph three_stages() {
+  Builder builder("three");
+  builder.resident("x", 0).value("a1", 10).value("a2", 10).value("a3", 1);
+  builder.value("g2", 1).value("g1", 1).value("g0", 1);
+  builder.op("f1", 5, {"x"}, {"a1"});
+  builder.op("f2", 6, {"a1"}, {"a2"});
+  builder.op("f3", 7, {"a2"}, {"a3"});
+  builder.op("b3", 1, {"a2", "a3"}, {"g2"}).phase = Phase::kBackward;
+  builder.op("b2", 1, {"g2", "a1"}, {"g1"}).phase = Phase::kBackward;
+  builder.op("b1", 1, {"g1", "x"}, {"g0"}).phase = Phase::kBackward;
+  builder.outputs({"g0"});
+  return builder.graph();
+}
+
+// Plain training: f2 has a1 and a2, 20; f3 a3 as well, 21; b3 g2 as well, 22; b2 has a1, g2, g1, 12. With a1 made again before b2 (5 ns): f2 20, f3 11, b3 12, b2 12: peak 20.
+TEST(Timeline, CountsByHand) {
+  const Graph graph = three_stages();
+  const FlatGraph flat(graph);
+  Timeline timeline(flat);
+  timeline.assign({0, 1, 2, 3, 4, 5});
+  EXPECT_EQ(timeline.moments(), (std::vector<int64_t>{10, 20, 21, 22, 12, 2}));
+  EXPECT_EQ(timeline.peak_bytes(), 22);
+  EXPECT_EQ(timeline.time_ns(), 21);
+  timeline.assign({0, 1, 2, 3, 0, 4, 5});
+  EXPECT_EQ(timeline.moments(), (std::vector<int64_t>{10, 20, 11, 12, 11, 12, 2}));
+  EXPECT_EQ(timeline.time_ns(), 26);
+  ASSERT_NE(timeline.alive(0 + 1, 1), nullptr);
+  EXPECT_EQ(timeline.alive(1, 2), nullptr) << "a1 is dropped after f2";
+  EXPECT_EQ(to_text(graph, timeline.schedule()), "f1 f2 -a1 f3 b3 -a3 -a2 f1 b2 -a1 -g2 b1 -g1");
+}
+
+TEST(RunSearch, DescendsAndPrunesByHand) {
+  const Graph graph = three_stages();
+  const FlatGraph flat(graph);
+  RunSearch search(flat);
+  search.assign({0, 1, 2, 3, 4, 5});
+  ASSERT_TRUE(search.descend(20, {}));
+  EXPECT_EQ(search.timeline().runs(), (std::vector<int32_t>{0, 1, 2, 3, 0, 4, 5}));
+  search.prune(21);
+  EXPECT_EQ(search.timeline().size(), 7) << "without the rerun b3 takes 22";
+  search.prune(22);
+  EXPECT_EQ(search.timeline().size(), 6);
+  search.assign({0, 1, 2, 3, 4, 5});
+  EXPECT_FALSE(search.descend(19, {})) << "f2 alone takes 20";
+  search.assign({0, 1, 2, 3, 4, 5});
+  EXPECT_FALSE(search.ruin(3)) << "nothing runs twice";
+}
+
+/// The timeline of random sequences is what simulate() says of their schedule.
+TEST(Timeline, EqualsTheSimulator) {
+  for (uint64_t seed = 1; seed <= 2000; ++seed) {
+    Random random(seed);
+    const bool is_chain = random.chance(30);
+    const Graph graph =
+        is_chain ? to_graph(testing::random_chain(random, static_cast<int>(random.number(1, 6))))
+                 : Graph(testing::random_graph(random, {.forward_ops = static_cast<int>(random.number(1, 8))}));
+    std::vector<int32_t> runs;
+    for (const OpId op : base_ops(graph)) runs.push_back(static_cast<int32_t>(op));
+    // Any run again, anywhere after its first.
+    for (int64_t i = random.number(0, 12); i > 0; --i) {
+      const auto from = static_cast<size_t>(random.number(0, std::ssize(runs) - 1));
+      if (!graph.ops()[static_cast<size_t>(runs[from])].recompute) continue;
+      const int64_t place = random.number(static_cast<int64_t>(from) + 1, std::ssize(runs));
+      runs.insert(runs.begin() + place, runs[from]);
+    }
+    const FlatGraph flat(graph);
+    Timeline timeline(flat);
+    timeline.assign(runs);
+    const Schedule schedule = timeline.schedule();
+    const Simulation simulation = simulate(graph, schedule);
+    ASSERT_FALSE(simulation.error) << simulation.error->message << "\nseed " << seed << "\n" << to_text(graph);
+    ASSERT_EQ(timeline.peak_bytes(), simulation.peak_bytes) << "seed " << seed << "\n" << to_text(graph);
+    ASSERT_EQ(timeline.time_ns(), simulation.time_ns) << "seed " << seed;
+  }
+}
+
+struct Against {
+  int cases = 0;
+  int equal = 0;
+  int smallest = 0;
+  int smallest_equal = 0;
+};
+
+/// The front, without `exhaustive`, against the optimum at three budgets; never below it, and neither is the bound above.
+void compare_with_exhaustive(const Problem& problem, Effort effort, const std::string& where, Against& against) {
+  const Graph& graph = problem.graph;
+  const FlatGraph flat(graph);
+  const AutoFront front = make_auto_front(problem, flat, {.effort = effort, .threads = 1});
+  PlanRequest request;
+  request.budget_bytes = 0;
+  const int64_t smallest_bytes = plan_exhaustive(graph, request).smallest_budget_bytes;
+  ASSERT_GE(front.plans.front().peak_bytes, smallest_bytes) << where;
+  ASSERT_LE(peak_lower_bound_bytes(flat), smallest_bytes) << where;
+  ++against.smallest;
+  against.smallest_equal += front.plans.front().peak_bytes == smallest_bytes ? 1 : 0;
+  for (int third = 0; third < 3; ++third) {
+    request.budget_bytes = smallest_bytes + (problem.base_peak_bytes - smallest_bytes) * third / 3;
+    const PlanResult optimum = plan_exhaustive(graph, request);
+    if (optimum.status != PlanStatus::kOptimal) continue;
+    const int64_t optimum_ns = simulate(graph, *optimum.schedule).time_ns;
+    const MemoryBound bound = memory_bound(graph, *request.budget_bytes, 100);
+    ASSERT_TRUE(bound.is_feasible) << where << "budget " << *request.budget_bytes;
+    ASSERT_LE(bound.time_ns, optimum_ns) << where << "budget " << *request.budget_bytes;
+    int64_t found_ns = std::numeric_limits<int64_t>::max();
+    for (const JudgedRuns& plan : front.plans)
+      if (plan.peak_bytes <= *request.budget_bytes) found_ns = plan.time_ns;
+    ASSERT_GE(found_ns, optimum_ns) << where << "budget " << *request.budget_bytes;
+    ++against.cases;
+    against.equal += found_ns == optimum_ns ? 1 : 0;
+  }
+}
+
+TEST(AutoFront, AgainstExhaustiveOnRandomChains) {
+  Against against;
+  for (uint64_t seed = 1; seed <= 150 && !HasFatalFailure(); ++seed) {
+    Random random(seed);
+    const Chain chain = testing::random_chain(random, static_cast<int>(random.number(2, 5)));
+    compare_with_exhaustive(make_problem(chain), Effort::kNormal, "seed " + std::to_string(seed) + "\n", against);
+  }
+  EXPECT_GE(against.equal, against.cases * 99 / 100);
+  EXPECT_EQ(against.smallest_equal, against.smallest);
+}
+
+TEST(AutoFront, AgainstExhaustiveOnRandomGraphs) {
+  Against against;
+  for (uint64_t seed = 1; seed <= 150 && !HasFatalFailure(); ++seed) {
+    Random random(seed);
+    const Graph graph(testing::random_graph(
+        random, {.forward_ops = static_cast<int>(random.number(3, 6)), .special = random.chance(50)}));
+    compare_with_exhaustive(make_problem(graph), Effort::kNormal,
+                            "seed " + std::to_string(seed) + "\n" + to_text(graph) + "\n", against);
+  }
+  // The search alone; plan_auto() asks `exhaustive` for graphs as small as these.
+  EXPECT_GE(against.equal, against.cases * 80 / 100);
+}
+
+/// A U-shaped network: what goes down is read again on the way up, n levels each.
+Graph u_shape(int n) {
+  Builder builder("u");
+  builder.resident("x", 4);
+  const auto name = [](const char* letter, int i) { return letter + std::to_string(i); };
+  for (int i = 1; i <= 2 * n; ++i) builder.value(name("a", i), 8 * (1 + (7 * i) % 5)).value(name("g", i), 4);
+  for (int i = 1; i <= 2 * n; ++i) {
+    std::vector<std::string> inputs = {i == 1 ? "x" : name("a", i - 1)};
+    if (i > n && 2 * n - i > 0) inputs.push_back(name("a", 2 * n - i));
+    builder.op(name("f", i), 3 + (11 * i) % 7, inputs, {name("a", i)});
+  }
+  for (int i = 2 * n; i >= 1; --i) {
+    std::vector<std::string> inputs = {name("a", i)};
+    if (i > 1) inputs.push_back(name("a", i - 1));
+    if (i < 2 * n) inputs.push_back(name("g", i + 1));
+    builder.op(name("b", i), 5, inputs, {name("g", i)}).phase = Phase::kBackward;
+  }
+  builder.outputs({"g1"});
+  return builder.graph();
+}
+
+TEST(PlanAuto, MoreMemoryIsNeverSlowerAndTheCurveIsTheFront) {
+  const Problem problem = make_problem(u_shape(15));
+  const std::vector<CurvePoint> curve = plan_curve(get_planner("auto"), problem, 5, {});
+  ASSERT_GE(curve.size(), 5U);
+  EXPECT_LT(curve.front().peak_bytes, problem.base_peak_bytes / 2);
+  EXPECT_EQ(curve.back().time_ns, problem.base_time_ns);
+  int64_t last_ns = std::numeric_limits<int64_t>::max();
+  for (int i = 0; i <= 20; ++i) {
+    const int64_t budget_bytes =
+        curve.front().peak_bytes + (problem.base_peak_bytes - curve.front().peak_bytes) * i / 20;
+    const Plan plan = make_plan(get_planner("auto"), problem, {budget_bytes, {}});
+    ASSERT_TRUE(plan.time_ns);
+    EXPECT_LE(*plan.peak_bytes, budget_bytes);
+    EXPECT_LE(*plan.time_ns, last_ns);
+    EXPECT_GE(*plan.time_ns, plan.result.lower_bound_ns);
+    EXPECT_EQ(plan.result.smallest_budget_bytes, curve.front().peak_bytes);
+    last_ns = *plan.time_ns;
+  }
+  EXPECT_EQ(last_ns, problem.base_time_ns);
+}
+
+TEST(PlanAuto, MoreEffortIsNeverSlowerHereAndThreadsDoNotMatter) {
+  const Problem problem = make_problem(u_shape(20));
+  PlanRequest request;
+  request.budget_bytes = problem.base_peak_bytes / 2;
+  std::vector<int64_t> times;
+  for (const Effort effort : {Effort::kLow, Effort::kNormal, Effort::kHigh}) {
+    request.limits.effort = effort;
+    request.limits.threads = 1;
+    const Plan one = make_plan(get_planner("auto"), problem, request);
+    request.limits.threads = 3;
+    const Plan other = make_plan(get_planner("auto"), problem, request);
+    EXPECT_EQ(one.result.schedule, other.result.schedule);
+    times.push_back(*one.time_ns);
+  }
+  EXPECT_GE(times[0], times[1]);
+  EXPECT_GE(times[1], times[2]);
+}
+
+TEST(PlanAuto, NeverWorseThanTheChainsOptimum) {
+  for (const int depth : {11, 16}) {
+    const Problem problem = make_problem(testing::vgg_bytes(depth, 8));
+    const int64_t least_bytes = plan_chain(*problem.chain, {0, {}}).smallest_budget_bytes;
+    for (int i = 0; i <= 7; ++i) {
+      const PlanRequest request{least_bytes + (problem.base_peak_bytes - least_bytes) * i / 7, {}};
+      const Plan chain = make_plan(get_planner("chain"), problem, request);
+      const Plan plan = make_plan(get_planner("auto"), problem, request);
+      EXPECT_LE(*plan.time_ns, *chain.time_ns) << "VGG-" << depth << " within " << *request.budget_bytes;
+      EXPECT_LE(plan.result.smallest_budget_bytes, least_bytes);
+    }
+  }
+}
+
+/// Runs `auto` at some budgets, which must be sound.
+void expect_sound(const Graph& graph, const std::string& what) {
+  const Problem problem = make_problem(graph);
+  for (const int64_t budget_bytes :
+       {problem.base_peak_bytes, problem.base_peak_bytes / 4 * 3, problem.base_peak_bytes / 2, int64_t{0}}) {
+    const Plan plan = make_plan(get_planner("auto"), problem, {budget_bytes, {}});
+    EXPECT_EQ(plan.time_ns.has_value(), plan.result.schedule.has_value()) << what;
+    if (plan.time_ns) {
+      EXPECT_GE(*plan.time_ns, plan.result.lower_bound_ns) << what;
+    } else {
+      EXPECT_LT(budget_bytes, problem.base_peak_bytes) << what;
+      EXPECT_GT(plan.result.smallest_budget_bytes, budget_bytes) << what;
+    }
+  }
+}
+
+TEST(PlanAuto, OneGiantLayer) {
+  Builder builder("giant");
+  builder.resident("x", 1).value("a", 1'000'000).value("g", 1);
+  builder.op("f", 5, {"x"}, {"a"});
+  builder.op("b", 6, {"a"}, {"g"}).phase = Phase::kBackward;
+  for (int i = 0; i < 30; ++i) {  // too many for `exhaustive`
+    builder.value("s" + std::to_string(i), 1);
+    builder.op("o" + std::to_string(i), 1, {"x"}, {"s" + std::to_string(i)});
+  }
+  builder.outputs({"g"});
+  const Problem problem = make_problem(builder.graph());
+  EXPECT_EQ(make_plan(get_planner("auto"), problem, {1'000'002, {}}).result.status, PlanStatus::kOptimal);
+  EXPECT_EQ(make_plan(get_planner("auto"), problem, {1'000'001, {}}).result.status, PlanStatus::kInfeasible);
+  expect_sound(builder.graph(), "giant");
+}
+
+TEST(PlanAuto, ThousandsOfSinks) {
+  Builder builder("sinks");
+  builder.resident("x", 1).value("a", 10);
+  builder.op("f", 5, {"x"}, {"a"});
+  std::vector<std::string> outputs;
+  for (int i = 0; i < 3000; ++i) {
+    outputs.push_back("s" + std::to_string(i));
+    builder.value(outputs.back(), i % 3);
+    builder.op("o" + std::to_string(i), i % 2, {"a"}, {outputs.back()});
+  }
+  builder.outputs(outputs);
+  expect_sound(builder.graph(), "sinks");
+}
+
+TEST(PlanAuto, NoTimeNoBytes) {
+  GraphSpec spec = u_shape(12).spec();
+  for (Op& op : spec.ops) op.time_ns = 0;
+  expect_sound(Graph(spec), "no time");
+  for (Value& value : spec.values) value.bytes = 0;
+  expect_sound(Graph(spec), "no time, no bytes");
+}
+
+TEST(PlanAuto, SizesAndTimesNearTheLargest) {
+  GraphSpec spec = u_shape(12).spec();
+  const auto values = static_cast<int64_t>(spec.values.size());
+  for (Value& value : spec.values) value.bytes = (int64_t{1} << 62) / values;
+  expect_sound(Graph(spec), "sizes");
+  const auto ops = static_cast<int64_t>(spec.ops.size());
+  for (Op& op : spec.ops) op.time_ns = (int64_t{1} << 62) / ops;
+  expect_sound(Graph(spec), "sizes and times");
+}
+
+TEST(PlanAuto, OpsThatRunOnce) {
+  GraphSpec spec = u_shape(12).spec();
+  for (Op& op : spec.ops) op.recompute = false;
+  const Problem problem = make_problem(Graph(spec));
+  const Plan plan = make_plan(get_planner("auto"), problem, {problem.base_peak_bytes - 1, {}});
+  EXPECT_EQ(plan.result.status, PlanStatus::kInfeasible) << "nothing can be made again";
+  expect_sound(Graph(spec), "once");
+}
+
+// 0 -> 2 (3), 0 -> 3 (2), 2 -> 3 (1), 2 -> 1 (1), 3 -> 1 (4): 1 through 2, 2 + 1 through 3: the cut is 2 -> 1, 2 -> 3
+// and 0 -> 3, 4 in all.
+TEST(MaxFlow, ByHand) {
+  MaxFlow flow(2);
+  const int a = flow.add_node();
+  const int b = flow.add_node();
+  const int to_a = flow.add_edge(0, a, 3);
+  const int to_b = flow.add_edge(0, b, 2);
+  const int across = flow.add_edge(a, b, 1);
+  const int from_a = flow.add_edge(a, 1, 1);
+  flow.add_edge(b, 1, 4);
+  EXPECT_EQ(flow.run(0, 1), 4);
+  EXPECT_FALSE(flow.is_cut(to_a));
+  EXPECT_TRUE(flow.is_cut(to_b));
+  EXPECT_TRUE(flow.is_cut(across));
+  EXPECT_TRUE(flow.is_cut(from_a));
+}
+
+// While b3 runs, a2, a3 and g2 take 12, and a1 is needed after: 10 bytes kept, or 5 ns to make it again, half a
+// nanosecond a byte. Within 20 there is room for 8 of them: 1 ns at least. Within 19 there is no room for f2.
+TEST(MemoryBound, ByHand) {
+  const Graph graph = three_stages();
+  EXPECT_EQ(memory_bound(graph, 22).time_ns, 21);
+  EXPECT_EQ(memory_bound(graph, 21).time_ns, 22) << "0.5, and times are whole";
+  EXPECT_EQ(memory_bound(graph, 20).time_ns, 22);
+  EXPECT_FALSE(memory_bound(graph, 19).is_feasible);
+}
+
+}  // namespace
+}  // namespace headroom
