@@ -133,6 +133,14 @@ void compare_with_exhaustive(const Problem& problem, Effort effort, const std::s
   }
 }
 
+/// For --gtest_output.
+void record(const Against& against) {
+  ::testing::Test::RecordProperty("cases", against.cases);
+  ::testing::Test::RecordProperty("equal", against.equal);
+  ::testing::Test::RecordProperty("graphs", against.smallest);
+  ::testing::Test::RecordProperty("smallest_equal", against.smallest_equal);
+}
+
 TEST(AutoFront, AgainstExhaustiveOnRandomChains) {
   Against against;
   for (uint64_t seed = 1; seed <= 150 && !HasFatalFailure(); ++seed) {
@@ -140,6 +148,7 @@ TEST(AutoFront, AgainstExhaustiveOnRandomChains) {
     const Chain chain = testing::random_chain(random, static_cast<int>(random.number(2, 5)));
     compare_with_exhaustive(make_problem(chain), Effort::kNormal, "seed " + std::to_string(seed) + "\n", against);
   }
+  record(against);
   EXPECT_GE(against.equal, against.cases * 99 / 100);
   EXPECT_EQ(against.smallest_equal, against.smallest);
 }
@@ -153,6 +162,7 @@ TEST(AutoFront, AgainstExhaustiveOnRandomGraphs) {
     compare_with_exhaustive(make_problem(graph), Effort::kNormal,
                             "seed " + std::to_string(seed) + "\n" + to_text(graph) + "\n", against);
   }
+  record(against);
   // The search alone; plan_auto() asks `exhaustive` for graphs as small as these.
   EXPECT_GE(against.equal, against.cases * 80 / 100);
 }
