@@ -76,7 +76,8 @@ class FrontBuilder {
 
   int64_t work_per_run() const {
     if (limits_.effort == Effort::kLow) return 1'000;
-    return limits_.effort == Effort::kHigh ? 100'000 : 8'000;
+    if (limits_.effort == Effort::kHigh) return 100'000;
+    return is_long() ? 3'000 : 8'000;
   }
 
   /// For a level that does not come by itself.
