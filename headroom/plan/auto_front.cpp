@@ -101,8 +101,8 @@ class FrontBuilder {
     if (!best || is_better(found, *best)) best = std::move(found);
   }
 
-  /// Plain training up to the moment that memory_bound() finds the hardest; of what was made before only what it keeps is
-  /// there then, and the rest is made again where it is read.
+  /// Plain training up to the moment that memory_bound() finds the hardest; of what was made before only what it keeps
+  /// is there then, and the rest is made again where it is read.
   std::vector<int32_t> runs_around_cut(int64_t target_bytes) const {
     const MemoryBound bound = memory_bound(flat_.graph, target_bytes);
     if (bound.moment.empty()) return {};

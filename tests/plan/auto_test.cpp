@@ -35,7 +35,8 @@ Graph three_stages() {
   return builder.graph();
 }
 
-// Plain training: f2 has a1 and a2, 20; f3 a3 as well, 21; b3 g2 as well, 22; b2 has a1, g2, g1, 12. With a1 made again before b2 (5 ns): f2 20, f3 11, b3 12, b2 12: peak 20.
+// Plain training: f2 has a1 and a2, 20; f3 a3 as well, 21; b3 g2 as well, 22; b2 has a1, g2, g1, 12. With a1 made again
+// before b2 (5 ns): f2 20, f3 11, b3 12, b2 12: peak 20.
 TEST(Timeline, CountsByHand) {
   const Graph graph = three_stages();
   const FlatGraph flat(graph);
@@ -104,7 +105,8 @@ struct Against {
   int smallest_equal = 0;
 };
 
-/// The front, without `exhaustive`, against the optimum at three budgets; never below it, and neither is the bound above.
+/// The front, without `exhaustive`, against the optimum at three budgets; never below it, and neither is the bound
+/// above.
 void compare_with_exhaustive(const Problem& problem, Effort effort, const std::string& where, Against& against) {
   const Graph& graph = problem.graph;
   const FlatGraph flat(graph);
