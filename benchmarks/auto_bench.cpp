@@ -2,10 +2,11 @@
 //
 //     build/benchmarks/auto_bench [--effort low|normal|high] [FOLDER_OR_FILE...]       (default: examples)
 //
-// For each file and budget: the extra time of `auto` over plain training, the best of the others, what no plan is below,
-// and the time to plan on one thread. The last rows of a file are at the smallest budget that `auto` has a plan for, and
-// at budgets in between, where a larger one must not be slower. Exits with 1 where `auto` is slower than another planner,
-// where another one has a plan and it has none, where another one does with less memory, or where it is not monotone.
+// For each file and budget: the extra time of `auto` over plain training, the best of the others, what no plan is
+// below, and the time to plan on one thread. The last rows of a file are at the smallest budget that `auto` has a plan
+// for, and at budgets in between, where a larger one must not be slower. Exits with 1 where `auto` is slower than
+// another planner, where another one has a plan and it has none, where another one does with less memory, or where it
+// is not monotone.
 
 #include <algorithm>
 #include <cstdio>

@@ -12,22 +12,28 @@ namespace headroom {
 ///
 /// One front of plans for a graph and an effort, whatever the budget: a plan is picked from it, so that more memory is
 /// never slower, and `curve` is the front itself. How it comes about:
-/// 1. *Levels.* Targets for the peak, every fortieth of plain training's, down to where no plan is found; then by halves
-///    towards what the largest op needs at least.
-/// 2. *Starts.* For each level plain training brought down to it (RunSearch::descend), the plan of the level above brought
-///    down further, and on chains the optimum of `chain`.
-/// 3. *Polish.* For each level, by turns with its neighbours' plans: some reruns are taken away, the peak brought back
-///    below the target with other choices, what is not needed taken away; the better of before and after stays.
-/// 4. Ops run in place wherever their input dies there (Timeline), which is in all peaks above.
-/// On chains every plan of `chain`'s table with at least kChainSlots slots is in the front too, and graphs of at most
-/// kMostExhaustiveValues values that are not resident (kMostAtHighEffort) are asked of `exhaustive` first, which is then
-/// the answer unless it reaches a limit.
+/// 1. *Levels.* Targets for the peak: every fortieth of plain training's (every twentieth for more than 200 runs), down
+///    to where no plan is found; then by halves towards what the largest op needs at least.
+/// 2. *Starts.* For each level: the cut that memory_bound() finds around the hardest moment, carried out; plain
+///    training, and the plan of the level above, brought down to it (RunSearch::descend); on chains the optimum of
+///    `chain`; the plans of least peak of `division-tree` and `peak-linear` where they fit.
+/// 3. *Polish.* For each level, by turns with its neighbours' plans: some reruns are taken away, the peak is brought
+///    back below the target with other choices, what is not needed is taken away; the better of before and after stays.
+/// 4. *In place.* Ops run over an input that dies there wherever they may: that is in all peaks above (Timeline).
+/// On chains the plan of `chain`'s table for the very budget counts too, the table being one for all budgets. Graphs of
+/// at most kMostExhaustiveValues values that are not resident (kMostAtHighEffort) are asked of `exhaustive` first,
+/// which is then the answer unless it reaches a limit.
+///
+/// Several runs of an op, keeping for part of the time and recomputing inside what is recomputed are all in its reach;
+/// first runs keep the base order. Not optimal among anything, but proved close by the bound, which is
+/// memory_bound().
 ///
 /// Deterministic, whatever the number of threads: levels are improved apart from each other in rounds, and work is
-/// counted in events looked at. O(work) time; memory linear in the graph times the number of levels.
+/// counted in events looked at. Time about linear in the graph at a given effort but for the starts, which are a little
+/// worse; memory linear in the graph times the number of levels.
 ///
-/// kOptimal where the lower bound is met; kInfeasible where the budget is below what some op needs by itself or
-/// `exhaustive` proved it; else kNotFound. Needs a budget.
+/// kOptimal where the lower bound is met; kInfeasible where memory_bound() or `exhaustive` proved it or the budget is
+/// below what some op needs by itself; else kNotFound. Needs a budget.
 struct AutoLimits {
   static constexpr int64_t kMostExhaustiveValues = 20;
   static constexpr int64_t kMostAtHighEffort = 28;

@@ -76,12 +76,14 @@ class FrontBuilder {
 
   int64_t work_per_run() const {
     if (limits_.effort == Effort::kLow) return 1'000;
-    return limits_.effort == Effort::kHigh ? 100'000 : 5'000;
+    if (limits_.effort == Effort::kHigh) return 100'000;
+    return is_long() ? 3'000 : 8'000;
   }
 
   /// For a level that does not come by itself.
-  int64_t start_work() const { return std::max<int64_t>(work_per_run() / 10 * std::ssize(base_), 20 * work_per_run()); }
+  int64_t start_work() const { return std::max<int64_t>(work_per_run() / 100 * std::ssize(base_), 8 * work_per_run()); }
 
+  bool is_short() const { return std::ssize(base_) <= kManyRuns; }
   bool is_long() const { return std::ssize(base_) > kVeryManyRuns; }
 
   int64_t most_start_ns() const {
@@ -99,8 +101,8 @@ class FrontBuilder {
     if (!best || is_better(found, *best)) best = std::move(found);
   }
 
-  /// Plain training up to the moment that memory_bound() finds the hardest; of what was made before only what it keeps is
-  /// there then, and the rest is made again where it is read.
+  /// Plain training up to the moment that memory_bound() finds the hardest; of what was made before only what it keeps
+  /// is there then, and the rest is made again where it is read.
   std::vector<int32_t> runs_around_cut(int64_t target_bytes) const {
     const MemoryBound bound = memory_bound(flat_.graph, target_bytes);
     if (bound.moment.empty()) return {};
@@ -152,11 +154,11 @@ class FrontBuilder {
     if (cut) try_start(std::vector(cut->runs), target_bytes, cut, {});
     if (const std::vector<int32_t> runs = runs_around_cut(target_bytes); !runs.empty()) {
       try_start(runs, target_bytes, cut, {6});
-      try_start(runs, target_bytes, cut, {16});
+      if (is_short() || !cut) try_start(runs, target_bytes, cut, {16});
     }
     std::optional<JudgedRuns> best;
     if (!is_long()) try_start(base_, target_bytes, best, {6});
-    if (!is_long() || !cut) try_start(base_, target_bytes, best, {16});
+    if (is_short() || (!best && !cut)) try_start(base_, target_bytes, best, {16});
     if (!levels_.empty()) try_start(levels_.back().best().runs, target_bytes, best, {6});
     // Other choices at random, from above and from plain training by turns, until one gets there.
     const int64_t end = search_.work() + start_work();
@@ -188,7 +190,7 @@ class FrontBuilder {
     for (const int64_t target_bytes :
          level_targets(simulate(flat_.graph, store_all(flat_.graph)).peak_bytes, least_bytes)) {
       is_odd = !is_odd;
-      if (target_bytes >= most_bytes || (is_odd && std::ssize(base_) > kManyRuns)) continue;
+      if (target_bytes >= most_bytes || (is_odd && !is_short())) continue;
       if (add_level(target_bytes)) continue;
       failed_bytes = target_bytes;
       break;

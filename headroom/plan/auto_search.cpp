@@ -45,7 +45,8 @@ void RunSearch::set_target(int64_t target_bytes) {
   }
 }
 
-/// How much less excess there is with `bytes` less in [first, last]: at most; exact where all or none exceed by `bytes`.
+/// How much less excess there is with `bytes` less in [first, last]: at most; exact where all or none exceed by
+/// `bytes`.
 double RunSearch::excess_freed(int32_t first, int32_t last, int64_t bytes) const {
   if (first > last) return 0;
   const int32_t count = over_count_[at(last) + 1] - over_count_[at(first)];

@@ -20,14 +20,14 @@ struct ChainOptions {
 /// Optimal among *persistent* schedules: what a forward pass keeps stays until backward has used it. To reverse the
 /// stages i..l, whose input is there, either run forward to some stage j, keep its output, reverse j+1..l and then i..j
 /// from the same input, or record stage i, reverse i+1..l, and run stage i's backward (chain_needs.h has what each
-/// takes, chain_table.h the recurrence). Where recording takes less memory than not recording, a forward pass that keeps
-/// no tape records and drops it. Non-persistent schedules are sometimes better.
+/// takes, chain_table.h the recurrence). Where recording takes less memory than not recording, a forward pass that
+/// keeps no tape records and drops it. Non-persistent schedules are sometimes better.
 ///
 /// Memory is counted in slots of floor(m / slots) bytes, at least 1, where m is what the budget leaves beside resident
 /// values. Everything kept and everything needed is rounded up, so that plans are within the budget by the byte.
 ///
-/// - `smallest_budget_bytes` is exact, whatever the slots (not computed, 0, for more than 1,024 stages that fit the budget
-///   all recorded). A smaller budget is kInfeasible.
+/// - `smallest_budget_bytes` is exact, whatever the slots (not computed, 0, for more than 1,024 stages that fit the
+///   budget all recorded). A smaller budget is kInfeasible.
 /// - `lower_bound_ns`: every stage forward and backward once.
 /// - kOptimal where a slot is one byte or the lower bound is met, else kFeasible. Where rounding leaves no plan at
 ///   all, there is one that follows the least memory of each segment, and takes its time.
@@ -42,9 +42,9 @@ struct ChainOptions {
 /// of the simulator, a smallest budget by the byte, sizes rounded apart from needs.
 PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const ChainOptions& options = {});
 
-/// The plans of one table for several budgets, none above `most_bytes`, in the order of the budgets; nothing where there
-/// is none. The slots are those of plan_chain() at `most_bytes`, so that a larger budget is never slower. Takes what
-/// plan_chain() takes, and throws what it throws; O(L^2) for each budget on top of the table.
+/// The plans of one table for several budgets, none above `most_bytes`, in the order of the budgets; nothing where
+/// there is none. The slots are those of plan_chain() at `most_bytes`, so that a larger budget is never slower. Takes
+/// what plan_chain() takes, and throws what it throws; O(L^2) for each budget on top of the table.
 std::vector<std::optional<Schedule>> plan_chain_budgets(const Chain& chain, int64_t most_bytes,
                                                         std::span<const int64_t> budgets_bytes, int64_t slots,
                                                         int threads);

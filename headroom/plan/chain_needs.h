@@ -39,8 +39,8 @@ class SegmentArray {
 ///     record   i < l:           R{i}, (i+1..l) within m - tape(i), B{i}  needs m >= record(i,l)
 ///
 /// and where i < l both need m >= begin(i,l): while g{l} is alive every stage of i..l-1 must run forward, which takes
-/// at least its input (if that is not a{i-1}), its output and its workspace; by R{k} with its tape dropped at once where
-/// that takes less than F{k}, which costs the same time.
+/// at least its input (if that is not a{i-1}), its output and its workspace; by R{k} with its tape dropped at once
+/// where that takes less than F{k}, which costs the same time.
 ///
 /// Memory is counted from `-shift` up, so that no segment can do with less than 0 although workspaces may be negative.
 struct ChainNeeds {

@@ -5,8 +5,8 @@
 
 namespace headroom {
 
-/// Maximum flow in a directed graph with capacities that may be infinite (Dinic's algorithm), in doubles. The source must
-/// not reach the sink by infinite capacities alone.
+/// Maximum flow in a directed graph with capacities that may be infinite (Dinic's algorithm), in doubles. The source
+/// must not reach the sink by infinite capacities alone.
 class MaxFlow {
  public:
   explicit MaxFlow(int nodes) : first_(static_cast<size_t>(nodes), -1) {}

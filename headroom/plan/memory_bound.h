@@ -16,20 +16,20 @@ struct MemoryBound {
   std::vector<ValueId> kept;
 };
 
-/// A lower bound on the time of every valid schedule within a budget, whatever its order: time_lower_bound_ns() and what
-/// must be computed again around one moment.
+/// A lower bound on the time of every valid schedule within a budget, whatever its order: time_lower_bound_ns() and
+/// what must be computed again around one moment.
 ///
-/// Take an op t at its first run. What it depends on has run before; what depends on it is still to come, and so are the
-/// step's outputs. A value made before and needed after is in memory during t, or made again after it, from what is in
-/// memory then or made again too. Beside t's own inputs, outputs and workspace only so many bytes are left, so that
+/// Take an op t at its first run. What it depends on has run before; what depends on it is still to come, and so are
+/// the step's outputs. A value made before and needed after is in memory during t, or made again after it, from what is
+/// in memory then or made again too. Beside t's own inputs, outputs and workspace only so many bytes are left, so that
 ///
 ///     extra time >= min { time of what is made again : bytes of what is kept <= what is left }
 ///                >= max over price >= 0 of  min { time made again + price * (bytes kept - what is left) }
 ///
 /// The inner minimum, over all ways to keep or make again, is a minimum cut: a needed value costs its bytes to keep or
 /// its op's time to make again, which needs the op's inputs. The outer maximum is found by cutting lines, since it is
-/// concave in the price. Ops that share outputs count as one that makes all of them, as fast as the fastest, and needs what
-/// all of them read. Where even the least that can be kept does not fit, nothing does.
+/// concave in the price. Ops that share outputs count as one that makes all of them, as fast as the fastest, and needs
+/// what all of them read. Where even the least that can be kept does not fit, nothing does.
 ///
 /// Moments are looked at evenly along the base order and where plain training takes most; the `cuts` of them with the
 /// most bytes above the budget are tried.

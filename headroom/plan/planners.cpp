@@ -83,7 +83,7 @@ constexpr std::array<Planner, 11> kPlanners = {{
      division_tree_plan},
     {"lower-sets", kGraphs, Minimises::kTime, false, false, "Kusumoto et al. 2019, arXiv 1905.11722", lower_sets_plan},
     {"exhaustive", kGraphs, Minimises::kTime, false, false, "every schedule, small inputs only", exhaustive_plan},
-    {"auto", kGraphs, Minimises::kTime, true, false, "levels of memory, descent and polish", plan_auto},
+    {"auto", kGraphs, Minimises::kTime, true, false, "minimum cuts, descent and polish, ours", plan_auto},
 }};
 
 PlanStatus status_of(const Plan& plan) {

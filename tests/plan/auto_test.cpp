@@ -35,7 +35,8 @@ Graph three_stages() {
   return builder.graph();
 }
 
-// Plain training: f2 has a1 and a2, 20; f3 a3 as well, 21; b3 g2 as well, 22; b2 has a1, g2, g1, 12. With a1 made again before b2 (5 ns): f2 20, f3 11, b3 12, b2 12: peak 20.
+// Plain training: f2 has a1 and a2, 20; f3 a3 as well, 21; b3 g2 as well, 22; b2 has a1, g2, g1, 12. With a1 made again
+// before b2 (5 ns): f2 20, f3 11, b3 12, b2 12: peak 20.
 TEST(Timeline, CountsByHand) {
   const Graph graph = three_stages();
   const FlatGraph flat(graph);
@@ -104,7 +105,8 @@ struct Against {
   int smallest_equal = 0;
 };
 
-/// The front, without `exhaustive`, against the optimum at three budgets; never below it, and neither is the bound above.
+/// The front, without `exhaustive`, against the optimum at three budgets; never below it, and neither is the bound
+/// above.
 void compare_with_exhaustive(const Problem& problem, Effort effort, const std::string& where, Against& against) {
   const Graph& graph = problem.graph;
   const FlatGraph flat(graph);
@@ -133,6 +135,14 @@ void compare_with_exhaustive(const Problem& problem, Effort effort, const std::s
   }
 }
 
+/// For --gtest_output.
+void record(const Against& against) {
+  ::testing::Test::RecordProperty("cases", against.cases);
+  ::testing::Test::RecordProperty("equal", against.equal);
+  ::testing::Test::RecordProperty("graphs", against.smallest);
+  ::testing::Test::RecordProperty("smallest_equal", against.smallest_equal);
+}
+
 TEST(AutoFront, AgainstExhaustiveOnRandomChains) {
   Against against;
   for (uint64_t seed = 1; seed <= 150 && !HasFatalFailure(); ++seed) {
@@ -140,6 +150,7 @@ TEST(AutoFront, AgainstExhaustiveOnRandomChains) {
     const Chain chain = testing::random_chain(random, static_cast<int>(random.number(2, 5)));
     compare_with_exhaustive(make_problem(chain), Effort::kNormal, "seed " + std::to_string(seed) + "\n", against);
   }
+  record(against);
   EXPECT_GE(against.equal, against.cases * 99 / 100);
   EXPECT_EQ(against.smallest_equal, against.smallest);
 }
@@ -153,6 +164,7 @@ TEST(AutoFront, AgainstExhaustiveOnRandomGraphs) {
     compare_with_exhaustive(make_problem(graph), Effort::kNormal,
                             "seed " + std::to_string(seed) + "\n" + to_text(graph) + "\n", against);
   }
+  record(against);
   // The search alone; plan_auto() asks `exhaustive` for graphs as small as these.
   EXPECT_GE(against.equal, against.cases * 80 / 100);
 }
