@@ -19,26 +19,35 @@ std::vector<OpId> base_ops(const Graph& graph) {
   return ops;
 }
 
-Schedule with_drops(const Graph& graph, std::span<const OpId> runs) {
+Schedule with_early_drops(const Graph& graph, const Schedule& schedule) {
   // Backwards, so that the first reader met is the last one; resident values never look droppable.
   std::vector<uint8_t> used_later(graph.values().size(), 0);
   for (size_t v = 0; v < used_later.size(); ++v) used_later[v] = graph.values()[v].resident ? 1 : 0;
   for (const ValueId id : graph.outputs()) used_later[index(id)] = 1;
-  Schedule schedule;
-  for (size_t i = runs.size(); i-- > 0;) {
-    const Op& op = graph.op(runs[i]);
+  Schedule result;
+  for (size_t i = schedule.steps.size(); i-- > 0;) {
+    const Step& step = schedule.steps[i];
+    if (!step.is_run()) continue;
+    const Op& op = graph.op(step.op());
     for (const ValueId id : op.outputs) {
-      if (used_later[index(id)] == 0) schedule.steps.push_back(Step::drop(id));
+      if (used_later[index(id)] == 0) result.steps.push_back(Step::drop(id));
       used_later[index(id)] = 0;
     }
     for (const ValueId id : op.inputs) {
-      if (used_later[index(id)] == 0) schedule.steps.push_back(Step::drop(id));
+      const bool is_taken = step.is_over() && step.value() == id;
+      if (used_later[index(id)] == 0 && !is_taken) result.steps.push_back(Step::drop(id));
       used_later[index(id)] = 1;
     }
-    schedule.steps.push_back(Step::run(runs[i]));
+    result.steps.push_back(step);
   }
-  std::ranges::reverse(schedule.steps);
-  return schedule;
+  std::ranges::reverse(result.steps);
+  return result;
+}
+
+Schedule with_drops(const Graph& graph, std::span<const OpId> runs) {
+  Schedule schedule;
+  for (const OpId op : runs) schedule.steps.push_back(Step::run(op));
+  return with_early_drops(graph, schedule);
 }
 
 Schedule store_all(const Graph& graph) { return with_drops(graph, base_ops(graph)); }

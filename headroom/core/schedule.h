@@ -37,6 +37,10 @@ struct Schedule {
 /// producers of a value the one listed last before the op that reads it. O(size of the graph).
 std::vector<OpId> base_ops(const Graph& graph);
 
+/// The same runs of a valid schedule, in place where it says so, with every value dropped right after its last use before
+/// it is made again: no moment is larger than it was. O(ids read and written).
+Schedule with_early_drops(const Graph& graph, const Schedule& schedule);
+
 /// The runs, in order, with every value dropped right after its last use before it is made again: for a
 /// given order of runs no placement of drops has a smaller moment anywhere. O(ids read and written).
 Schedule with_drops(const Graph& graph, std::span<const OpId> runs);

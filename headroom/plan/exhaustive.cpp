@@ -330,12 +330,12 @@ PlanResult plan_exhaustive(const Graph& graph, const PlanRequest& request) {
   Schedule least_peak = search.schedule();
   if (search.run(Goal::kLeastTime, budget_bytes)) {
     result.status = PlanStatus::kOptimal;
-    result.schedule = search.schedule();
+    result.schedule = with_early_drops(graph, search.schedule());
     result.lower_bound_ns = capped_sum(time_lower_bound_ns(graph), search.cost());
   } else {
     HEADROOM_ASSERT(search.timed_out());
     result.status = PlanStatus::kTimeout;
-    result.schedule = std::move(least_peak);
+    result.schedule = with_early_drops(graph, least_peak);
   }
   return result;
 }

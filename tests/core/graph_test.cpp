@@ -169,6 +169,21 @@ TEST(WithDrops, DropsAfterTheLastUseBeforeTheNextRun) {
   EXPECT_EQ(with_drops(graph, runs), testing::steps(graph, "f -a f h -a f -a"));
 }
 
+TEST(WithEarlyDrops, MovesDropsToTheLastUseAndLeavesRunsInPlace) {
+  Builder builder("places");
+  builder.resident("x", 1).value("a", 2).value("b", 2).value("c", 2).value("d", 2);
+  builder.op("f", 1, {"x"}, {"a"});
+  builder.op("relu", 1, {"a"}, {"b"}).overwrites = {builder.id("a")};
+  builder.op("g", 1, {"b"}, {"c"});
+  builder.op("h", 1, {"c"}, {"d"});
+  builder.outputs({"d"});
+  const Graph graph = builder.graph();
+  EXPECT_EQ(with_early_drops(graph, testing::steps(graph, "f relu/a g h -c -b")),
+            testing::steps(graph, "f relu/a g -b h -c"));
+  EXPECT_EQ(with_early_drops(graph, testing::steps(graph, "f relu g -a h f")),
+            testing::steps(graph, "f relu -a g -b h -c f -a"));
+}
+
 TEST(Quote, StaysOneShortLine) {
   EXPECT_EQ(quote("conv1"), "'conv1'");
   EXPECT_EQ(quote("a\nb\x7f"), "'a\\x0ab\\x7f'");
