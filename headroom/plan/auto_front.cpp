@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <thread>
@@ -14,6 +15,7 @@ namespace headroom {
 namespace {
 
 constexpr int kLevels = 40;                                              ///< down from plain training's peak, evenly
+constexpr int kBetween = 3;                                              ///< targets between two levels
 constexpr int kHalvings = 5;                                             ///< below the last level that has a plan
 constexpr int kNoise = 60;                                               ///< percent
 constexpr std::array<size_t, 6> kMostInsertions = {1, 2, 4, 6, 12, 32};  ///< which is best differs: each in turn
@@ -240,24 +242,53 @@ class FrontBuilder {
     return plans;
   }
 
-  void improve_all(int round, int64_t work) {
-    std::vector<std::vector<JudgedRuns>> improved(levels_.size());
+  /// Calls `task(search, k)` for every level, on several threads; each must write to a place of its own.
+  template <typename Task>
+  void for_each_level(const Task& task) const {
     std::atomic<size_t> next = 0;
     const auto take_levels = [&] {
       RunSearch search(flat_);
-      for (size_t k = next++; k < levels_.size(); k = next++) improved[k] = improve(search, k, round, work);
+      for (size_t k = next++; k < levels_.size(); k = next++) task(search, k);
     };
     const int wanted = limits_.threads > 0 ? limits_.threads : static_cast<int>(std::thread::hardware_concurrency());
     std::vector<std::thread> others;
     for (int i = 1; i < std::min<int>(wanted, static_cast<int>(levels_.size())); ++i) others.emplace_back(take_levels);
     take_levels();
     for (std::thread& thread : others) thread.join();
+  }
+
+  void improve_all(int round, int64_t work) {
+    std::vector<std::vector<JudgedRuns>> improved(levels_.size());
+    for_each_level([&](RunSearch& search, size_t k) { improved[k] = improve(search, k, round, work); });
     for (size_t k = 0; k < levels_.size(); ++k) levels_[k].plans = std::move(improved[k]);
+  }
+
+  /// Plans for targets between a level and the one above it: that one's brought down, or this one's with what need not
+  /// run again.
+  std::vector<JudgedRuns> plans_between(RunSearch& search, size_t k) const {
+    const JudgedRuns& below = levels_[k].best();
+    const JudgedRuns& above = k == 0 ? plain_ : levels_[k - 1].best();
+    const int64_t gap_bytes = (k == 0 ? plain_.peak_bytes : levels_[k - 1].target_bytes) - levels_[k].target_bytes;
+    std::vector<JudgedRuns> plans;
+    for (int i = 1; i <= kBetween && gap_bytes > kBetween; ++i) {
+      const int64_t target_bytes = levels_[k].target_bytes + gap_bytes / (kBetween + 1) * i;
+      search.assign(below.runs);
+      search.prune(target_bytes);
+      plans.push_back(search.judged());
+      search.assign(above.runs);
+      if (!search.descend(target_bytes, {.most_ns = slightly_more(plans.back().time_ns)})) continue;
+      search.prune(target_bytes);
+      plans.push_back(search.judged());
+    }
+    return plans;
   }
 
   AutoFront front() {
     std::vector<JudgedRuns> all = starts_;
     all.push_back(plain_);
+    std::vector<std::vector<JudgedRuns>> between(levels_.size());
+    for_each_level([&](RunSearch& search, size_t k) { between[k] = plans_between(search, k); });
+    for (std::vector<JudgedRuns>& plans : between) std::ranges::move(plans, std::back_inserter(all));
     for (Level& level : levels_) all.push_back(std::move(level.plans.front()));
     std::ranges::stable_sort(all, {}, [](const JudgedRuns& plan) { return std::pair(plan.peak_bytes, plan.time_ns); });
     AutoFront result;
