@@ -8,7 +8,7 @@ JOBS ?= $(shell nproc)
 # clang 14's sanitizers do not start on kernels that randomise addresses widely.
 SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 TORCH_PREFIX := .venv/bin/python -W ignore -c 'import torch; print(torch.utils.cmake_prefix_path)'
-CPP_FILES := find headroom tests benchmarks examples -name '*.h' -o -name '*.cpp'
+CPP_FILES := find headroom python tests benchmarks examples -name '*.h' -o -name '*.cpp'
 
 .PHONY: help build train test demo bench lint format clean torch test-dev test-asan test-tsan
 

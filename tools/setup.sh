@@ -14,7 +14,7 @@ packages_of() {
     bench) echo "$(packages_of build)" libbenchmark-dev ;;
     test) echo "$(packages_of bench)" libgtest-dev libgmock-dev \
       clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev python3-venv ;;
-    torch) echo python3-venv ;;
+    torch) echo python3-venv python3-dev ;;
     *) echo "setup.sh: no component '$1' (build, bench, test, torch)" >&2 && return 2 ;;
   esac
 }

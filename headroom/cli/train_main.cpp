@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <iostream>
 #include <new>
 
@@ -60,6 +61,8 @@ int run_command(int argc, const char* const* argv) {
                     kBadInput);
   }
   if (!arguments.budget && app.count("--planner") == 0) arguments.planner = "store-all";
+  // On CUDA, so that the device's memory is not used up by gaps; read when the first tensor is made there.
+  setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", /*replace=*/0);
   const ExitStatus status = run_train(arguments);
   if (!std::cout.flush()) return complain(kTrainProgram, "standard output: cannot be written", kBadInput);
   return status;

@@ -294,6 +294,10 @@ void Meter::mark(std::string name) {
   timeline_.push_back({std::move(name), reading.current_bytes, reading.peak_bytes, time.count()});
 }
 
+void release_cached_memory(c10::Device device) {
+  if (!device.is_cpu()) c10::getDeviceAllocator(device.type())->emptyCache();
+}
+
 int64_t allocated_bytes(int64_t requested_bytes, c10::Device device) {
   constexpr int64_t kCudaBlockBytes = 512;
   check_kind(device);

@@ -75,6 +75,10 @@ class Meter {
   std::vector<MemoryMark> timeline_;
 };
 
+/// Gives memory that the device's allocator keeps for later back to the device, so that what comes next is not cut out of
+/// blocks of other sizes. Nothing on the CPU.
+void release_cached_memory(c10::Device device);
+
 /// What a storage of `requested_bytes` counts on `device`: on the CPU the request itself, on CUDA the next multiple of
 /// 512. The caching allocator may hand out a cached block of more than 1 MiB that is up to 1 MiB larger than this, and
 /// its setting roundup_power2_divisions makes it round up further. InvalidInput on other devices and on a negative

@@ -184,7 +184,7 @@ class OpStep::Frame {
   std::shared_ptr<const OpStep> owner_;
   const OpStep& step_;
   Tensors tensors_;
-  Tensors outputs_;  ///< of forward, handed on so far
+  Tensors outputs_;                                 ///< of forward, handed on so far
   std::vector<std::optional<RandomState>> random_;  ///< by call: as it ran first
   torch::jit::Stack stack_;
   size_t next_ = 0;

@@ -34,6 +34,7 @@ MeasuredStep measure_step(const Network& network, const Tensors& sample, const M
   network.check_inputs(sample);
   const Meter meter(sample[0].device());
   MeasuredNetwork measured = measure(network, sample, options);
+  release_cached_memory(sample[0].device());
   StepGraph step = make_step_graph(measured);
   Problem problem = make_problem(step);
   return {std::move(measured), std::move(step), std::move(problem), sample, meter.current_bytes()};
@@ -86,7 +87,9 @@ int64_t try_step(const MeasuredStep& measured, const TrainingStep& step) {
   const torch::Tensor loss = step(measured.sample);
   torch::autograd::grad({loss}, network.parameters(), {}, /*retain_graph=*/false, /*create_graph=*/false,
                         /*allow_unused=*/true);
-  return meter.peak_bytes() - more_bytes;
+  const int64_t peak_bytes = meter.peak_bytes() - more_bytes;
+  release_cached_memory(meter.device());
+  return peak_bytes;
 }
 
 TrainingStep train_within(const Network& network, const Tensors& sample, int64_t budget_bytes,

@@ -1,0 +1,285 @@
+// The C++ side as the module headroom._C. Python objects are turned into plain values here and nowhere else.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/extension.h>
+
+#include "headroom/io/json.h"
+#include "headroom/io/size.h"
+#include "headroom/plan/planners.h"
+#include "headroom/runtime/meter.h"
+#include "headroom/runtime/op_program.h"
+
+namespace headroom {
+namespace {
+
+namespace py = pybind11;
+
+/// A tensor of the program in the arguments of a call.
+struct TensorReference {
+  int number = -1;
+};
+
+CallArgument to_argument(const py::handle& given, const c10::Argument& argument) {
+  if (py::isinstance<TensorReference>(given))
+    return {CallArgument::Kind::kTensor, {}, {given.cast<TensorReference>().number}};
+  const bool is_sequence = py::isinstance<py::list>(given) || py::isinstance<py::tuple>(given);
+  const auto is_reference = [](const py::handle& one) { return py::isinstance<TensorReference>(one); };
+  if (is_sequence && std::any_of(given.begin(), given.end(), is_reference)) {
+    CallArgument list{CallArgument::Kind::kTensors, {}, {}};
+    for (const py::handle& one : given) {
+      if (one.is_none()) list.kind = CallArgument::Kind::kOptionalTensors;
+      list.tensors.push_back(one.is_none() ? -1 : one.cast<TensorReference>().number);
+    }
+    const c10::TypePtr type = argument.type()->cast<c10::ListType>()
+                                  ? argument.type()->cast<c10::ListType>()->getElementType()
+                                  : c10::TypePtr(c10::TensorType::get());
+    if (type->kind() == c10::TypeKind::OptionalType) list.kind = CallArgument::Kind::kOptionalTensors;
+    return list;
+  }
+  const bool is_number = py::isinstance<py::float_>(given) || py::isinstance<py::int_>(given);
+  if (is_number && argument.type()->kind() == c10::TypeKind::TensorType) {
+    // As Python's operators do it: a number takes part in an operation without changing its type.
+    torch::Tensor number = at::scalar_to_tensor(torch::jit::toIValue(given, c10::NumberType::get()).toScalar());
+    number.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return {CallArgument::Kind::kConstant, number, {}};
+  }
+  return {CallArgument::Kind::kConstant, torch::jit::toIValue(given, argument.type()), {}};
+}
+
+OpCall make_call(const std::string& name, const std::string& overload, const py::list& arguments,
+                 std::vector<int> results, bool draws, const std::string& in_place) {
+  const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+  OpCall call;
+  call.name = overload.empty() ? name : name + "." + overload;
+  call.run = [op](torch::jit::Stack& stack) { op.callBoxed(stack); };
+  if (!in_place.empty()) {
+    const c10::OperatorHandle other =
+        c10::Dispatcher::singleton().findSchemaOrThrow(in_place.c_str(), overload.c_str());
+    call.run_in_place = [other](torch::jit::Stack& stack) { other.callBoxed(stack); };
+  }
+  const std::vector<c10::Argument>& schema = op.schema().arguments();
+  TORCH_CHECK(arguments.size() == schema.size(), call.name, " takes ", schema.size(), " arguments");
+  for (size_t i = 0; i < schema.size(); ++i) call.arguments.push_back(to_argument(arguments[i], schema[i]));
+  call.results = std::move(results);
+  call.draws = draws;
+  return call;
+}
+
+/// A call into Python, for what is no operator. `arguments` are tensors; whatever else it needs, `function` has.
+OpCall make_python_call(const std::string& name, const py::function& function, const std::vector<int>& arguments,
+                        std::vector<int> results) {
+  OpCall call;
+  call.name = name;
+  const size_t count = arguments.size();
+  // The function is released with the GIL held.
+  const std::shared_ptr<py::function> held(new py::function(function), [](py::function* one) {
+    const py::gil_scoped_acquire gil;
+    delete one;
+  });
+  call.run = [held, count](torch::jit::Stack& stack) {
+    const py::gil_scoped_acquire gil;
+    py::tuple inputs(count);
+    for (size_t i = 0; i < count; ++i) inputs[i] = torch::jit::toPyObject(std::move(stack[i]));
+    stack.clear();
+    for (const py::handle& one : (*held)(*inputs))
+      stack.emplace_back(one.is_none() ? at::Tensor() : one.cast<at::Tensor>());
+  };
+  for (const int number : arguments) call.arguments.push_back({CallArgument::Kind::kTensor, {}, {number}});
+  call.results = std::move(results);
+  return call;
+}
+
+/// A frame for Python to keep.
+struct FrameHandle {
+  std::shared_ptr<OpStep::Frame> frame;
+};
+
+std::vector<ValueId> to_values(const std::vector<int>& numbers) {
+  std::vector<ValueId> ids;
+  for (const int number : numbers) ids.push_back(static_cast<ValueId>(number));
+  return ids;
+}
+
+GraphSpec make_spec(const std::string& name, const py::list& values, const py::list& ops,
+                    const std::vector<int>& outputs) {
+  GraphSpec spec;
+  spec.name = name;
+  for (const py::handle& one : values) {
+    const auto [value_name, bytes, resident, holds] =
+        one.cast<std::tuple<std::string, int64_t, bool, std::vector<int>>>();
+    spec.values.push_back(Value{value_name, bytes, resident, to_values(holds)});
+  }
+  for (const py::handle& one : ops) {
+    const auto [op_name, is_backward, inputs, made, time_ns, workspace_bytes, recompute, overwrites] = one.cast<
+        std::tuple<std::string, bool, std::vector<int>, std::vector<int>, int64_t, int64_t, bool, std::vector<int>>>();
+    Op op{.name = op_name,
+          .phase = is_backward ? Phase::kBackward : Phase::kForward,
+          .inputs = to_values(inputs),
+          .outputs = to_values(made),
+          .overwrites = to_values(overwrites)};
+    op.time_ns = time_ns;
+    op.workspace_bytes = workspace_bytes;
+    op.recompute = recompute;
+    spec.ops.push_back(std::move(op));
+  }
+  spec.outputs = to_values(outputs);
+  return spec;
+}
+
+std::string_view name_of(PlanStatus status) {
+  switch (status) {
+    case PlanStatus::kOptimal:
+      return "optimal";
+    case PlanStatus::kFeasible:
+      return "feasible";
+    case PlanStatus::kInfeasible:
+      return "infeasible";
+    case PlanStatus::kNotFound:
+      return "not-found";
+    case PlanStatus::kTimeout:
+      return "timeout";
+  }
+  throw InternalError("a plan status without a name");
+}
+
+}  // namespace
+}  // namespace headroom
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  using namespace headroom;
+  namespace py = pybind11;
+  py::register_exception<InvalidInput>(module, "InvalidInput", PyExc_ValueError);
+
+  module.def("parse_bytes", &parse_bytes);
+  module.def("parse_budget", &parse_budget);
+  module.def("format_bytes", &format_bytes);
+  module.def("allocated_bytes",
+             [](int64_t bytes, const torch::Device& device) { return allocated_bytes(bytes, device); });
+  module.def("planner_names", [] {
+    std::vector<std::string> names;
+    for (const Planner& planner : planners()) names.emplace_back(planner.name);
+    return names;
+  });
+
+  py::class_<Meter>(module, "Meter")
+      .def(py::init<torch::Device>())
+      .def("current_bytes", &Meter::current_bytes)
+      .def("peak_bytes", &Meter::peak_bytes)
+      .def("reset_peak", &Meter::reset_peak);
+
+  py::class_<TensorReference>(module, "TensorReference").def(py::init<int>());
+  py::class_<OpCall>(module, "OpCall");
+  module.def("make_call", &make_call);
+  module.def("make_python_call", &make_python_call);
+
+  py::class_<Graph, std::shared_ptr<Graph>>(module, "Graph")
+      .def(py::init(
+          [](const std::string& name, const py::list& values, const py::list& ops, const std::vector<int>& outputs) {
+            return std::make_shared<Graph>(make_spec(name, values, ops, outputs));
+          }))
+      .def("resident_bytes", &Graph::resident_bytes)
+      .def("op_count", [](const Graph& graph) { return graph.ops().size(); })
+      .def("op_name", [](const Graph& graph, int op) { return graph.op(static_cast<OpId>(op)).name; })
+      .def("value_name", [](const Graph& graph, int value) { return graph.value(static_cast<ValueId>(value)).name; })
+      .def("value_bytes", [](const Graph& graph, int value) { return graph.value(static_cast<ValueId>(value)).bytes; })
+      .def("to_json", [](const Graph& graph) { return write_json(graph); });
+
+  py::class_<Schedule>(module, "Schedule")
+      .def("runs",
+           [](const Schedule& schedule) {
+             std::vector<int> ops;
+             for (const Step& step : schedule.steps)
+               if (step.is_run()) ops.push_back(static_cast<int>(step.op()));
+             return ops;
+           })
+      .def("to_json", [](const Schedule& schedule, const Graph& graph) { return write_json(graph, schedule); });
+  module.def("store_all", &store_all);
+
+  py::class_<Simulation>(module, "Simulation")
+      .def_readonly("peak_bytes", &Simulation::peak_bytes)
+      .def_readonly("time_ns", &Simulation::time_ns)
+      .def_readonly("moment_bytes", &Simulation::moment_bytes)
+      .def_readonly("after_bytes", &Simulation::after_bytes)
+      .def_property_readonly("peak_step", [](const Simulation& simulation) {
+        return simulation.peak_step ? static_cast<int64_t>(*simulation.peak_step) : -1;
+      });
+  module.def("simulate", &simulate, py::call_guard<py::gil_scoped_release>());
+  module.def("alive_during", [](const Graph& graph, const Schedule& schedule, size_t step) {
+    std::vector<int> values;
+    for (const ValueId id : alive_during(graph, schedule, step)) values.push_back(static_cast<int>(id));
+    return values;
+  });
+
+  py::class_<Problem>(module, "Problem").def(py::init([](const Graph& graph) { return make_problem(graph); }));
+
+  py::class_<Plan>(module, "Plan")
+      .def_property_readonly("status", [](const Plan& plan) { return std::string(name_of(plan.result.status)); })
+      .def_property_readonly("schedule", [](const Plan& plan) { return plan.result.schedule; })
+      .def_readonly("peak_bytes", &Plan::peak_bytes)
+      .def_readonly("time_ns", &Plan::time_ns)
+      .def_readonly("base_time_ns", &Plan::base_time_ns)
+      .def_readonly("solve_ms", &Plan::solve_ms)
+      .def_property_readonly("lower_bound_ns", [](const Plan& plan) { return plan.result.lower_bound_ns; })
+      .def_property_readonly("smallest_budget_bytes",
+                             [](const Plan& plan) { return plan.result.smallest_budget_bytes; });
+  module.def(
+      "make_plan",
+      [](const Problem& problem, const std::string& planner, std::optional<int64_t> budget_bytes, int64_t max_states) {
+        PlanRequest request;
+        request.budget_bytes = budget_bytes;
+        if (max_states > 0) request.limits.max_states = max_states;
+        return make_plan(get_planner(planner), problem, request);
+      },
+      py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "plan_curve",
+      [](const Problem& problem, const std::string& planner, int points) {
+        std::vector<std::pair<int64_t, int64_t>> curve;
+        for (const CurvePoint& point : plan_curve(get_planner(planner), problem, points, {}))
+          curve.emplace_back(point.peak_bytes, point.time_ns);
+        return curve;
+      },
+      py::call_guard<py::gil_scoped_release>());
+
+  py::class_<OpProgram, std::shared_ptr<OpProgram>>(module, "OpProgram")
+      .def(py::init([](const Graph& graph, const std::vector<OpCall>& calls, std::vector<int> call_of_op,
+                       std::vector<int> call_of_view, std::vector<int> value_of_tensor, std::vector<int> forward_inputs,
+                       std::vector<int> backward_inputs, std::vector<int> forward_outputs,
+                       std::vector<int> backward_outputs, torch::Device device) {
+        return std::make_shared<OpProgram>(OpProgram{graph, calls, std::move(call_of_op), std::move(call_of_view),
+                                                     std::move(value_of_tensor), std::move(forward_inputs),
+                                                     std::move(backward_inputs), std::move(forward_outputs),
+                                                     std::move(backward_outputs), device});
+      }));
+
+  py::class_<FrameHandle>(module, "Frame");
+  py::class_<OpStep, std::shared_ptr<OpStep>>(module, "OpStep")
+      .def(py::init([](const std::shared_ptr<OpProgram>& program, const Schedule& schedule) {
+        return std::make_shared<OpStep>(program, schedule);
+      }))
+      .def("forward",
+           [](const OpStep& step, py::list inputs) {
+             Tensors tensors;
+             for (const py::handle& one : inputs)
+               tensors.push_back(one.is_none() ? at::Tensor() : one.cast<at::Tensor>());
+             inputs.attr("clear")();
+             OpStep::Forward made;
+             {
+               const py::gil_scoped_release no_gil;
+               made = step.forward(std::move(tensors));
+             }
+             return std::pair(std::move(made.outputs), FrameHandle{std::move(made.frame)});
+           })
+      .def("backward", [](const OpStep& step, const FrameHandle& handle, py::list gradients) {
+        Tensors tensors;
+        for (const py::handle& one : gradients)
+          tensors.push_back(one.is_none() ? at::Tensor() : one.cast<at::Tensor>());
+        gradients.attr("clear")();
+        Tensors results;
+        {
+          const py::gil_scoped_release no_gil;
+          results = step.backward(*handle.frame, std::move(tensors));
+        }
+        return results;
+      });
+}

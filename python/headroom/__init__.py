@@ -1,0 +1,17 @@
+"""Training inside the memory that you give it."""
+
+import torch  # noqa: F401  (its libraries must be loaded before ours)
+
+try:
+    from headroom import _C  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "headroom's compiled part is missing or does not fit the installed torch; build it with "
+        "`pip install --no-build-isolation .` in headroom's folder"
+    ) from error
+
+from headroom.aot import BudgetError
+from headroom.api import MemoryPlan, backend, compile, current_bytes, max_batch, plan  # noqa: A004
+from headroom.capture import Unsupported
+
+__all__ = ["BudgetError", "MemoryPlan", "Unsupported", "backend", "compile", "current_bytes", "max_batch", "plan"]

@@ -1,0 +1,171 @@
+"""What users call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from headroom import _C
+from headroom.aot import BudgetError, Settings, Step, compile_graph, meter_of
+
+__all__ = ["MemoryPlan", "compile", "max_batch", "plan"]
+
+
+def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Any:
+    """For ``torch.compile(model, backend="headroom", options={"budget": "8GiB"})``."""
+    known = set(Settings.__dataclass_fields__)
+    unknown = sorted(set(options or {}) - known)
+    if unknown:
+        raise ValueError(f"no option {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    return compile_graph(gm, example_inputs, Settings(**(options or {})))
+
+
+def compile(model: Callable[..., Any], budget: int | str | None = None, **options: Any) -> Callable[..., Any]:  # noqa: A001
+    """A model that trains inside ``budget``: bytes, ``"8GiB"``, or ``"0.5x"`` of what plain training adds.
+
+    Bytes are the device's whole peak in a step, as torch reports it. Options: ``planner`` and ``reserve`` (bytes to
+    leave free, for an optimizer's state). A budget that cannot be kept raises BudgetError in the first call.
+    """
+    settings = {"budget": budget, **options}
+    Settings(**settings)
+    return torch.compile(model, backend=backend, options=settings, dynamic=False)
+
+
+@dataclass
+class MemoryPlan:
+    """A plan of one step of a model. Bytes are of the whole device."""
+
+    status: str
+    planner: str
+    budget: int | None
+    peak: int
+    time_ns: int
+    plain_peak: int
+    plain_time_ns: int
+    lower_bound_ns: int
+    smallest_budget: int
+    _step: Step
+    _plan: _C.Plan
+
+    def curve(self, points: int = 20) -> list[tuple[int, int]]:
+        """Peaks and times of the best plans, smallest peak first."""
+        outside = self._step.outside_bytes
+        return [(peak + outside, time) for peak, time in _C.plan_curve(self._step.problem, self.planner, points)]
+
+    def save(self, graph: str, schedule: str) -> None:
+        """The graph and the schedule as files of the command ``headroom``."""
+        with open(graph, "w") as file:
+            file.write(self._step.graph.to_json())
+        with open(schedule, "w") as file:
+            file.write(self._plan.schedule.to_json(self._step.graph))
+
+    def __str__(self) -> str:
+        time = 100 * (self.time_ns / max(self.plain_time_ns, 1) - 1)
+        return (
+            f"{self.planner}: peak {_C.format_bytes(self.peak)} of {_C.format_bytes(self.plain_peak)}, "
+            f"time {time:+.1f} %, {self.status}; smallest budget {_C.format_bytes(self.smallest_budget)}"
+        )
+
+
+class _Planned(Exception):
+    """Carries a captured step out of a compilation that goes no further."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__("planned")
+        self.step = step
+
+
+def _capture_step(model: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], settings: Settings) -> Step:
+    captured: list[Step] = []
+
+    def stop(step: Step) -> None:
+        captured.append(step)
+        raise _Planned(step)
+
+    def only_capture(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return compile_graph(gm, inputs, settings, on_step=stop)
+
+    with _fresh_dynamo(), contextlib.suppress(torch._dynamo.exc.BackendCompilerFailed):
+        torch.compile(model, backend=only_capture, dynamic=False)(*args, **kwargs)
+    if not captured:
+        raise ValueError("the model was not captured: nothing in it takes a gradient")
+    return captured[0]
+
+
+@contextlib.contextmanager
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    try:
+        yield
+    finally:
+        torch._dynamo.reset()
+
+
+def _device_plan(step: Step, outside_bytes: int) -> MemoryPlan:
+    plan_of_step = step.plan(outside_bytes)
+    budget = step.settings.graph_budget(step.graph, step.store_all_bytes, outside_bytes)
+    return MemoryPlan(
+        plan_of_step.status,
+        step.settings.planner,
+        None if step.settings.budget is None else budget + outside_bytes,
+        plan_of_step.peak_bytes + outside_bytes,
+        plan_of_step.time_ns,
+        step.store_all_bytes + outside_bytes,
+        plan_of_step.base_time_ns,
+        plan_of_step.lower_bound_ns,
+        plan_of_step.smallest_budget_bytes + outside_bytes,
+        step,
+        plan_of_step,
+    )
+
+
+def plan(model: Callable[..., Any], *args: Any, budget: int | str | None = None, **options: Any) -> MemoryPlan:
+    """The plan of a step of ``model(*args)``, without training; of its first graph, where it breaks into several."""
+    settings = Settings(budget=budget, **options)
+    step = _capture_step(model, args, {}, settings)
+    return _device_plan(step, step.outside_now())
+
+
+def max_batch(
+    model: Callable[..., Any],
+    make_inputs: Callable[[int], Sequence[Any]],
+    budget: int | str,
+    *,
+    most: int = 65536,
+    **options: Any,
+) -> int:
+    """The largest batch, up to ``most``, whose step can be planned within ``budget`` bytes; 0 if none can.
+
+    ``make_inputs(n)`` gives the model's arguments for a batch of n. Nothing is trained, and no step is run.
+    """
+    settings = Settings(budget=budget, **options)
+    if not isinstance(settings.budget, int):
+        raise ValueError(f"max_batch takes a number of bytes, found {budget!r}")
+
+    def fits(batch: int) -> bool:
+        inputs = make_inputs(batch)
+        step = _capture_step(model, inputs, {}, settings)
+        try:
+            step.plan(step.outside_now())
+        except BudgetError:
+            return False
+        return True
+
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def current_bytes(device: torch.device | str = "cpu") -> int:
+    """What tensors take on a device now: on the CPU those made since headroom was imported."""
+    return meter_of(torch.device(device)).current_bytes()

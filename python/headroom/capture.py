@@ -1,0 +1,320 @@
+"""The joint graph that AOTAutograd traces, as the values and calls that the C++ side plans and runs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from headroom import _C
+
+aten = torch.ops.aten
+
+# Views by what they do, though their schemas do not say so.
+_QUIET_VIEWS = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
+
+
+class Unsupported(ValueError):
+    """A model, or an operator in it, that cannot be planned; the message says what to do."""
+
+
+@dataclass
+class Call:
+    """One call of an operator, by the numbers of the tensors that it reads and makes."""
+
+    node: fx.Node
+    reads: list[int]
+    makes: list[int]  # by result, lists flattened; -1: nothing reads it
+    values: list[int] = field(default_factory=list)  # that it writes; of views none
+    is_view: bool = False
+    draws: bool = False
+    time_ns: int = 0
+    workspace_bytes: int = 0
+
+
+@dataclass
+class Capture:
+    """A joint graph taken apart. Tensors are numbered; each lies in a value, a storage."""
+
+    name: str
+    device: torch.device
+    calls: list[Call] = field(default_factory=list)
+    tensors: list[fx.Node] = field(default_factory=list)  # by number: a node that stands for it
+    value_of_tensor: list[int] = field(default_factory=list)
+    view_call: list[int] = field(default_factory=list)  # by tensor: the call that makes it as a view; -1
+    values: list[tuple[str, int, bool]] = field(default_factory=list)  # name, bytes, resident
+    forward_inputs: list[int] = field(default_factory=list)
+    backward_inputs: list[int] = field(default_factory=list)
+    forward_outputs: list[int] = field(default_factory=list)
+    backward_outputs: list[int] = field(default_factory=list)
+    number: dict[fx.Node, int] = field(default_factory=dict)
+    many: dict[fx.Node, list[int]] = field(default_factory=dict)  # of nodes with several results
+    constants: dict[fx.Node, Any] = field(default_factory=dict)  # of get_attr nodes
+
+    def resident_bytes(self) -> int:
+        return sum(size for _, size, resident in self.values if resident)
+
+
+def is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def storage_bytes(value: torch.Tensor) -> int:
+    size = value.untyped_storage().nbytes()
+    if not isinstance(size, int):
+        raise Unsupported(
+            "sizes that change from call to call are planned one by one: use torch.compile(dynamic=False)"
+        )
+    return _C.allocated_bytes(size, value.device)
+
+
+def is_view(target: object) -> bool:
+    if target in _QUIET_VIEWS:
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    returns = target._schema.returns
+    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+
+
+def writes(target: object) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def flat_results(value: object) -> list[object]:
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def needs_a_tensor(node: fx.Node) -> list[fx.Node]:
+    return [one for one in pytree.arg_tree_leaves(*node.args, **node.kwargs) if isinstance(one, fx.Node)]
+
+
+def capture(joint: fx.GraphModule, forward_output_count: int, name: str) -> Capture:
+    """Numbers tensors and values. Throws Unsupported for what cannot be planned."""
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    tensors = [node.meta["val"] for node in placeholders if is_tensor(node.meta.get("val"))]
+    devices = {value.device for value in tensors if value.device.type != "cpu"} or {torch.device("cpu")}
+    if len(devices) > 1:
+        raise Unsupported(f"one device at a time, found {', '.join(sorted(map(str, devices)))}")
+    result = Capture(name, devices.pop())
+    for node in placeholders:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            raise Unsupported("sizes that change are planned one by one: use torch.compile(dynamic=False)")
+        inputs = result.backward_inputs if node.name.startswith("tangents") else result.forward_inputs
+        inputs.append(_add_tensor(result, node, resident=True) if is_tensor(value) else -1)
+    for node in joint.graph.nodes:
+        if node.op == "get_attr":
+            result.constants[node] = getattr(joint, node.target)
+        elif node.op == "call_function" and node.target is operator.getitem:
+            _add_getitem(result, node)
+        elif node.op == "call_function":
+            _add_call(result, node)
+    outputs = pytree.arg_tree_leaves(*joint.graph.output_node().args)
+    numbers = [result.number.get(one, -1) if isinstance(one, fx.Node) else -1 for one in outputs]
+    result.forward_outputs = numbers[:forward_output_count]
+    result.backward_outputs = numbers[forward_output_count:]
+    return result
+
+
+def _add_tensor(to: Capture, node: fx.Node, *, resident: bool = False, value: object = None, of: int = -1) -> int:
+    """A tensor in a new value, or with `of` in the value of that tensor."""
+    value = node.meta["val"] if value is None else value
+    number = len(to.tensors)
+    to.tensors.append(node)
+    to.view_call.append(-1)
+    if of >= 0:
+        to.value_of_tensor.append(to.value_of_tensor[of])
+    else:
+        to.value_of_tensor.append(len(to.values))
+        label = node.name if is_tensor(node.meta.get("val")) else f"{node.name}.{number}"
+        to.values.append((label, storage_bytes(value), resident))
+    to.number.setdefault(node, number)
+    return number
+
+
+def _add_getitem(to: Capture, node: fx.Node) -> None:
+    source, index = node.args
+    if source not in to.many:
+        raise Unsupported(f"{node.name} takes a part of {source}, which is no result of an operator")
+    to.number[node] = to.many[source][index]
+
+
+def _add_call(to: Capture, node: fx.Node) -> None:
+    if not callable(node.target) or isinstance(node.target, str):
+        raise Unsupported(f"{node.name}: {node.target} is not called in a way that can be planned")
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        raise Unsupported(
+            f"{node.name}: the higher-order operator {node.target} is not supported; leave that part out of the "
+            "compiled region (torch.compiler.disable)"
+        )
+    value = node.meta.get("val")
+    reads = [to.number[one] for one in needs_a_tensor(node) if one in to.number]
+    results = flat_results(value)
+    call = Call(node, reads, [], is_view=is_view(node.target))
+    if not call.is_view and is_tensor(value) and _is_alias(value, node, to):
+        call.is_view = True
+    position = len(to.calls)
+    numbers = []
+    for one in results:
+        if not is_tensor(one):
+            numbers.append(-1)
+            continue
+        number = _add_tensor(to, node, value=one, of=reads[0] if call.is_view else -1)
+        if call.is_view:
+            to.view_call[number] = position
+        else:
+            call.values.append(to.value_of_tensor[number])
+        numbers.append(number)
+    if not isinstance(value, (tuple, list)):
+        if numbers[0] < 0:
+            raise Unsupported(f"{node.name}: {node.target} gives {type(value).__name__}, not a tensor")
+    else:
+        to.many[node] = numbers
+        to.number.pop(node, None)
+    call.makes = numbers
+    call.draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    to.calls.append(call)
+
+
+def _is_alias(value: torch.Tensor, node: fx.Node, to: Capture) -> bool:
+    """Whether an operator handed an input back, as those that convert do where there is nothing to convert."""
+    inputs = [one for one in needs_a_tensor(node) if is_tensor(one.meta.get("val"))]
+    return bool(inputs) and any(
+        value.untyped_storage()._cdata == one.meta["val"].untyped_storage()._cdata for one in inputs
+    )
+
+
+def base_order(of: Capture) -> tuple[list[int], list[int]]:
+    """Calls that are ops (views are not), forward and backward, in the order in which plain training runs them.
+
+    Forward is what the forward outputs need. What is left and does not depend on the outputs' gradients is run where
+    it is first needed.
+    """
+    maker: dict[int, int] = {}  # by value: the call
+    for position, call in enumerate(of.calls):
+        for value in call.values:
+            maker[value] = position
+
+    def inputs(position: int) -> Iterable[int]:
+        for tensor in of.calls[position].reads:
+            value = of.value_of_tensor[tensor]
+            if value in maker:
+                yield maker[value]
+
+    forward: set[int] = set()
+    stack = [
+        maker[of.value_of_tensor[one]] for one in of.forward_outputs if one >= 0 and of.value_of_tensor[one] in maker
+    ]
+    while stack:
+        position = stack.pop()
+        if position not in forward:
+            forward.add(position)
+            stack.extend(inputs(position))
+    tangents = {of.value_of_tensor[one] for one in of.backward_inputs if one >= 0}
+    late: set[int] = set()
+    for position, call in enumerate(of.calls):
+        values = {of.value_of_tensor[one] for one in call.reads}
+        if values & tangents or any(one in late for one in inputs(position)):
+            late.add(position)
+    wanted = {
+        maker[of.value_of_tensor[one]] for one in of.backward_outputs if one >= 0 and of.value_of_tensor[one] in maker
+    }
+    backward: list[int] = []
+    done: set[int] = set(forward)
+
+    def run(position: int) -> None:
+        todo = [position]
+        while todo:
+            top = todo[-1]
+            missing = [one for one in inputs(top) if one not in done]
+            if missing:
+                todo.extend(missing)
+                continue
+            todo.pop()
+            if top not in done:
+                done.add(top)
+                backward.append(top)
+
+    needed: set[int] = set()
+    stack = list(wanted)
+    while stack:
+        position = stack.pop()
+        if position not in needed and position not in forward:
+            needed.add(position)
+            stack.extend(inputs(position))
+    for position in sorted(needed & late):
+        run(position)
+    for position in sorted(needed):
+        run(position)
+    is_op = [bool(call.values) for call in of.calls]
+    return [one for one in sorted(forward) if is_op[one]], [one for one in backward if is_op[one]]
+
+
+def may_recompute(call: Call) -> bool:
+    node = call.node
+    if writes(node.target):
+        return False
+    namespace = getattr(node.target, "namespace", "")
+    if namespace.startswith(("c10d", "_c10d")):
+        return False
+    policy = node.meta.get("recompute")
+    return policy is None or "SAVE" not in str(policy)
+
+
+def make_graph(of: Capture) -> tuple[_C.Graph, list[int]]:
+    """The graph that is planned, and the call of each op; -1 for ops that hand on a forward output."""
+    forward, backward = base_order(of)
+    outputs = {of.value_of_tensor[one] for one in of.forward_outputs if one >= 0}
+    values: list[tuple[str, int, bool, list[int]]] = []
+    ops: list[tuple[str, bool, list[int], list[int], int, int, bool, list[int]]] = []
+    call_of_op: list[int] = []
+    handed_on: list[int] = []
+
+    def add(position: int, *, is_backward: bool) -> None:
+        call = of.calls[position]
+        reads = list(dict.fromkeys(of.value_of_tensor[one] for one in call.reads))
+        costs = (call.time_ns, call.workspace_bytes)
+        ops.append((call.node.name, is_backward, reads, call.values, *costs, may_recompute(call), []))
+        call_of_op.append(position)
+
+    for position in forward:
+        add(position, is_backward=False)
+        for value in of.calls[position].values:
+            if value in outputs:
+                handed_on.append(value)
+                kept = len(of.values) + len(handed_on) - 1
+                ops.append((f"output {of.values[value][0]}", False, [value], [kept], 0, 0, False, []))
+                call_of_op.append(-1)
+    for position in backward:
+        add(position, is_backward=True)
+    gradients = [of.value_of_tensor[one] for one in of.backward_outputs if one >= 0]
+    kept_values = [one for one in dict.fromkeys(gradients) if not of.values[one][2]]
+    kept_values += range(len(of.values), len(of.values) + len(handed_on))
+    # All values keep their numbers: what no op reads or writes takes part as resident and of no size.
+    used = {value for _, _, reads, made, *_ in ops for value in [*reads, *made]}
+    for number, (name, size, resident) in enumerate(of.values):
+        values.append((name, size, resident, []) if number in used or resident else (name, 0, True, []))
+    values += [(f"{of.values[value][0]} as output", 0, False, [value]) for value in handed_on]
+    return _C.Graph(of.name, values, ops, kept_values), call_of_op
+
+
+def normalized_arguments(node: fx.Node, reference: Callable[[fx.Node], object]) -> list[object]:
+    """All arguments in the order of the schema, defaults included, with nodes replaced."""
+    schema = node.target._schema
+    given = list(node.args)
+    arguments = []
+    for position, argument in enumerate(schema.arguments):
+        if position < len(given) and not argument.kwarg_only:
+            value = given[position]
+        elif argument.name in node.kwargs:
+            value = node.kwargs[argument.name]
+        else:
+            value = argument.default_value
+        arguments.append(fx.node.map_arg(value, reference))
+    return arguments

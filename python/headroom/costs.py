@@ -1,0 +1,148 @@
+"""What calls cost: measured one by one on the device, each kind once, and remembered on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils import _pytree as pytree
+
+from headroom import _C
+from headroom.capture import Call, Capture, is_tensor
+
+
+def cache_file(device: torch.device) -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headroom"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu-{torch.get_num_threads()}"
+    return folder / f"costs-{torch.__version__}-{name.replace(' ', '-').replace('/', '-')}.json"
+
+
+class CostCache:
+    """Costs by kind of call. Files that cannot be read or written are done without."""
+
+    def __init__(self, device: torch.device, *, persistent: bool = True) -> None:
+        self.path = cache_file(device) if persistent else None
+        self.costs: dict[str, tuple[int, int]] = {}
+        self.is_changed = False
+        if self.path is not None:
+            try:
+                self.costs = {key: (one[0], one[1]) for key, one in json.loads(self.path.read_text()).items()}
+            except (OSError, ValueError, TypeError, IndexError, AttributeError):
+                self.costs = {}
+
+    def save(self) -> None:
+        if self.path is None or not self.is_changed:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            part = self.path.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(self.costs))
+            part.replace(self.path)
+        except OSError:
+            pass
+        self.is_changed = False
+
+
+def kind_of(call: Call) -> str:
+    """The same for calls that cost the same."""
+
+    def describe(one: object) -> object:
+        if not isinstance(one, fx.Node):
+            return one
+        value = one.meta.get("val")
+        if not is_tensor(value):
+            return type(value).__name__
+        return f"{value.dtype}{list(value.shape)}{list(value.stride())}{value.device.type}"
+
+    return (
+        f"{call.node.target} {fx.node.map_arg(call.node.args, describe)} {fx.node.map_arg(call.node.kwargs, describe)}"
+    )
+
+
+def _real(value: torch.Tensor) -> torch.Tensor:
+    """A tensor like this one, in memory of its own: fractions, or zeros, which every index may be."""
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)) + 1
+    storage = torch.zeros(last if value.numel() else 0, dtype=value.dtype, device=value.device)
+    if value.dtype.is_floating_point:
+        storage.uniform_(0.1, 0.9)
+    return storage.as_strided(value.shape, value.stride())
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _measure(call: Call, device: torch.device, meter: _C.Meter) -> tuple[int, int]:
+    """Nanoseconds and workspace bytes of a call."""
+
+    def real(one: fx.Node) -> object:
+        value = one.meta.get("val")
+        return _real(value) if is_tensor(value) else value
+
+    args, kwargs = fx.node.map_arg(call.node.args, real), fx.node.map_arg(call.node.kwargs, real)
+    times: list[int] = []
+    workspace = 0
+    spent = 0
+    while len(times) < 4 or (len(times) < 12 and spent < 3_000_000):
+        _synchronize(device)
+        before = meter.current_bytes()
+        meter.reset_peak()
+        start = time.perf_counter_ns()
+        made = call.node.target(*args, **kwargs)
+        _synchronize(device)
+        elapsed = time.perf_counter_ns() - start
+        workspace = (meter.peak_bytes() - before) - _made_bytes(made, args, kwargs)
+        del made
+        times.append(elapsed)
+        spent += elapsed
+        if spent > 200_000_000:
+            break
+    return int(statistics.median(times[1:] or times)), workspace
+
+
+def _estimate(call: Call) -> tuple[int, int]:
+    """For a call that cannot be made alone, as where what is known of its inputs is not quite what they are."""
+    leaves = pytree.tree_leaves((call.node.args, call.node.kwargs, call.node.meta.get("val")))
+    values = [one.meta.get("val") if isinstance(one, fx.Node) else one for one in leaves]
+    moved = sum(one.numel() * one.element_size() for one in values if is_tensor(one))
+    bytes_per_ns = 10
+    return 1000 + moved // bytes_per_ns, 0
+
+
+def _made_bytes(made: Any, args: Any, kwargs: Any) -> int:
+    given = {one.untyped_storage()._cdata for one in pytree.tree_leaves((args, kwargs)) if is_tensor(one)}
+    storages = {one.untyped_storage()._cdata: one for one in pytree.tree_leaves(made) if is_tensor(one)}
+    return sum(
+        _C.allocated_bytes(one.untyped_storage().nbytes(), one.device)
+        for key, one in storages.items()
+        if key not in given
+    )
+
+
+def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
+    """Gives every call its time and workspace. Random numbers are as they were afterwards."""
+    with (
+        unset_fake_temporarily(),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[captured.device] if captured.device.type == "cuda" else []),
+    ):
+        for call in captured.calls:
+            if call.is_view or not call.values:
+                continue
+            key = kind_of(call)
+            if key not in cache.costs:
+                try:
+                    cache.costs[key] = _measure(call, captured.device, meter)
+                except RuntimeError:
+                    cache.costs[key] = _estimate(call)
+                cache.is_changed = True
+            call.time_ns, call.workspace_bytes = cache.costs[key]
+    cache.save()

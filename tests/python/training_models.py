@@ -1,0 +1,199 @@
+"""Small models of many kinds, and plain training to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels))
+        self.second = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.relu(self.first(x), inplace=True)
+        return functional.dropout(functional.relu(x + self.second(y), inplace=True), 0.25, self.training)
+
+
+class ResNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.blocks = nn.Sequential(*[ResidualBlock(16) for _ in range(4)])
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+class Vgg(nn.Sequential):
+    def __init__(self) -> None:
+        layers: list[nn.Module] = []
+        channels = 3
+        for width in (16, 16, 32, 32):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = width
+        layers += [
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32 * 64, 64),
+            nn.ReLU(True),
+            nn.Dropout(0.5),
+            nn.Linear(64, 10),
+        ]
+        super().__init__(*layers)
+
+
+class DenseNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.BatchNorm2d(8 + 8 * i), nn.ReLU(), nn.Conv2d(8 + 8 * i, 8, 3, padding=1)) for i in range(5)
+        )
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.head = nn.Linear(48, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [self.stem(x)]
+        for layer in self.layers:
+            parts.append(layer(torch.cat(parts, 1)))
+        return self.head(torch.cat(parts, 1).mean((2, 3)))
+
+
+class UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([self.block(3, 8), self.block(8, 16), self.block(16, 32)])
+        self.up = nn.ModuleList([nn.ConvTranspose2d(32, 16, 2, 2), nn.ConvTranspose2d(16, 8, 2, 2)])
+        self.join = nn.ModuleList([self.block(32, 16), self.block(16, 8)])
+        self.head = nn.Conv2d(8, 10, 1)
+
+    @staticmethod
+    def block(inputs: int, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips = []
+        for i, block in enumerate(self.down):
+            x = block(x if i == 0 else functional.max_pool2d(x, 2))
+            skips.append(x)
+        for up, join, skip in zip(self.up, self.join, skips[-2::-1], strict=True):
+            x = join(torch.cat([up(x), skip], 1))
+        return self.head(x).mean((2, 3))
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, tokens, width = x.shape
+        parts = self.mix(self.norms[0](x)).split(width, dim=2)
+        query, key, value = (part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in parts)
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        x = x + functional.dropout(self.out(seen.transpose(1, 2).reshape(batch, tokens, width)), 0.1, self.training)
+        return x + self.narrow(functional.gelu(self.wide(self.norms[1](x))))
+
+
+class Gpt(nn.Module):
+    """With the head's weights tied to the embedding's."""
+
+    def __init__(self, layers: int = 3, width: int = 32, words: int = 64) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(32, width)
+        self.blocks = nn.Sequential(*[Attention(width, 4, causal=True) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        return functional.linear(self.norm(self.blocks(x)), self.words.weight).flatten(0, 1)
+
+
+class Vit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 32, 4, 4)
+        self.blocks = nn.Sequential(*[Attention(32, 4, causal=False) for _ in range(3)])
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.patches(x).flatten(2).transpose(1, 2)).mean(1))
+
+
+class Mlp(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Flatten(), nn.Linear(768, 256), nn.Tanh(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+        )
+
+
+@dataclass
+class Case:
+    make: Callable[[], nn.Module]
+    inputs: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(8, 3, 16, 16), torch.randint(10, (8,))
+
+
+def tokens() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(64, (8, 32)), torch.randint(64, (8 * 32,))
+
+
+CASES = {
+    "mlp": Case(Mlp, images),
+    "vgg": Case(Vgg, images),
+    "resnet": Case(ResNet, images),
+    "densenet": Case(DenseNet, images),
+    "unet": Case(UNet, images),
+    "vit": Case(Vit, images),
+    "gpt": Case(Gpt, tokens),
+}
+
+
+@dataclass
+class Trained:
+    losses: list[float] = field(default_factory=list)
+    peaks: list[int] = field(default_factory=list)  # beyond what was there before the step
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def loss_of(model: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    return lambda inputs, labels: functional.cross_entropy(model(inputs), labels)
+
+
+def train(model: nn.Module, run: Callable[..., torch.Tensor], inputs: torch.Tensor, labels: torch.Tensor) -> Trained:
+    """Three steps; the tensors are the last gradients, the parameters and the buffers."""
+    from headroom.aot import meter_of
+
+    meter = meter_of(torch.device("cpu"))
+    result = Trained()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    torch.manual_seed(5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        before = meter.current_bytes()
+        meter.reset_peak()
+        loss = run(inputs, labels)
+        loss.backward()
+        result.peaks.append(meter.peak_bytes() - before)
+        result.losses.append(loss.item())
+        del loss
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        result.tensors[name] = parameter.detach()
+        if parameter.grad is not None:
+            result.tensors["gradient of " + name] = parameter.grad
+    result.tensors.update(dict(model.named_buffers()))
+    return result
