@@ -67,6 +67,7 @@ TEST(RunSearch, DescendsAndPrunesByHand) {
   search.assign({0, 1, 2, 3, 4, 5});
   EXPECT_FALSE(search.descend(19, {})) << "f2 alone takes 20";
   search.assign({0, 1, 2, 3, 4, 5});
+  search.remember();
   EXPECT_FALSE(search.ruin(3)) << "nothing runs twice";
 }
 
