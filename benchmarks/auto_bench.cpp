@@ -214,9 +214,9 @@ int bench_optimum(int count, Effort effort) {
       testing::Random random(seed);
       const Problem problem =
           is_chain
-              ? make_problem(testing::random_chain(random, static_cast<int>(random.number(2, 9))))
+              ? make_problem(testing::random_chain(random, static_cast<int>(random.number(2, 6))))
               : make_problem(Graph(testing::random_graph(
-                    random, {.forward_ops = static_cast<int>(random.number(3, 12)), .special = random.chance(50)})));
+                    random, {.forward_ops = static_cast<int>(random.number(3, 9)), .special = random.chance(50)})));
       const int64_t values = value_count(problem.graph);
       if (values > static_cast<int64_t>(ExhaustiveLimits::kMostValues)) continue;
       ++taken;

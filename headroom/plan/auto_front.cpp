@@ -21,6 +21,8 @@ constexpr int kNoise = 60;                                               ///< pe
 constexpr std::array<size_t, 6> kMostInsertions = {1, 2, 4, 6, 12, 32};  ///< which is best differs: each in turn
 /// Runs of plain training: from here on there are half as many levels, and from there on fewer starts for each.
 constexpr int64_t kManyRuns = 200;
+constexpr int64_t kFewRuns = 40;  ///< up to here every plan of the front is a level of its own in the end
+constexpr int kPasses = 8;        ///< of that
 constexpr int64_t kVeryManyRuns = 1000;
 constexpr int64_t kStartWork = 1'000'000;  ///< of one start, divided among its runs
 constexpr int kMostAttempts = 40;          ///< at a level that does not come by itself
@@ -63,6 +65,7 @@ class FrontBuilder {
     make_levels();
     const int rounds = 4;
     for (int round = 0; round < rounds; ++round) improve_all(round, work_of_round(rounds));
+    if (is_tiny()) refine(rounds);
     return front();
   }
 
@@ -89,6 +92,7 @@ class FrontBuilder {
   /// For a level that does not come by itself.
   int64_t start_work() const { return std::max<int64_t>(work_per_run() / 100 * std::ssize(base_), 8 * work_per_run()); }
 
+  bool is_tiny() const { return std::ssize(base_) <= kFewRuns; }
   bool is_short() const { return std::ssize(base_) <= kManyRuns; }
   bool is_long() const { return std::ssize(base_) > kVeryManyRuns; }
 
@@ -248,7 +252,12 @@ class FrontBuilder {
       search.assign(best.runs);
       search.remember();
       while (search.work() < end && !is_close(best, levels_[k])) {
-        if (!search.ruin(1 + static_cast<int>(search.random(kMostRuined)))) break;
+        const bool is_ruined = search.ruin(1 + static_cast<int>(search.random(kMostRuined)));
+        if (is_tiny()) {
+          search.insert_any(static_cast<int>(search.random(4)));
+        } else if (!is_ruined) {
+          break;
+        }
         DescentOptions options;
         options.most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
         options.noise = kNoise;
@@ -286,6 +295,50 @@ class FrontBuilder {
     }
   }
 
+  /// Plans of all levels and starts that none other beats, smallest peak first.
+  static std::vector<JudgedRuns> undominated(std::vector<JudgedRuns> all) {
+    std::ranges::stable_sort(all, {}, [](const JudgedRuns& plan) { return std::pair(plan.peak_bytes, plan.time_ns); });
+    std::vector<JudgedRuns> plans;
+    for (JudgedRuns& plan : all)
+      if (plans.empty() || plan.time_ns < plans.back().time_ns) plans.push_back(std::move(plan));
+    return plans;
+  }
+
+  /// Every plan is a level: what is sought is a faster one below the peak of the next. Then as low as it goes.
+  void refine(int round) {
+    for (int pass = 0; pass < kPasses; ++pass) {
+      for (Level& level : levels_) starts_.push_back(std::move(level.plans.front()));
+      starts_.push_back(plain_);
+      starts_ = undominated(std::move(starts_));
+      find_lower(pass);
+      levels_.clear();
+      for (size_t i = starts_.size() - 1; i-- > 0;) {
+        const int64_t target_bytes = starts_[i + 1].peak_bytes - 1;
+        const int64_t bound_ns = memory_bound(flat_.graph, target_bytes).time_ns;
+        levels_.push_back({target_bytes, bound_ns, {starts_[i]}});
+      }
+      improve_all(round + pass, work_of_round(2));
+    }
+  }
+
+  /// Plans of smaller and smaller peaks, as the first of starts_.
+  void find_lower(int pass) {
+    const int64_t least_bytes = peak_lower_bound_bytes(flat_);
+    search_.seed(static_cast<uint64_t>(pass) + 1);
+    int64_t end = search_.work() + work_per_run() * std::ssize(base_) / 4;
+    while (search_.work() < end && starts_.front().peak_bytes > least_bytes) {
+      const int64_t target_bytes = starts_.front().peak_bytes - 1;
+      search_.assign(starts_[search_.random(std::min<size_t>(starts_.size(), 3))].runs);
+      search_.remember();
+      search_.ruin(1 + static_cast<int>(search_.random(kMostRuined)));
+      search_.insert_any(static_cast<int>(search_.random(5)));
+      DescentOptions options{kMostInsertions[search_.random(kMostInsertions.size())], kNoise, search_.random(2) == 0};
+      if (!search_.descend(target_bytes, options)) continue;
+      search_.prune(target_bytes);
+      starts_.insert(starts_.begin(), search_.judged());
+    }
+  }
+
   /// Plans for targets between a level and the one above it: that one's brought down, or this one's with what need not
   /// run again.
   std::vector<JudgedRuns> plans_between(RunSearch& search, size_t k) const {
@@ -317,11 +370,7 @@ class FrontBuilder {
     for_each_level([&](RunSearch& search, size_t k) { between[k] = plans_between(search, k); });
     for (std::vector<JudgedRuns>& plans : between) std::ranges::move(plans, std::back_inserter(all));
     for (Level& level : levels_) all.push_back(std::move(level.plans.front()));
-    std::ranges::stable_sort(all, {}, [](const JudgedRuns& plan) { return std::pair(plan.peak_bytes, plan.time_ns); });
-    AutoFront result;
-    for (JudgedRuns& plan : all)
-      if (result.plans.empty() || plan.time_ns < result.plans.back().time_ns) result.plans.push_back(std::move(plan));
-    return result;
+    return {undominated(std::move(all))};
   }
 
   const FlatGraph& flat_;

@@ -578,4 +578,15 @@ bool RunSearch::ruin(int count) {
   return true;
 }
 
+void RunSearch::insert_any(int count) {
+  for (int i = 0; i < count; ++i) {
+    const auto position = static_cast<int32_t>(1 + random(at(now_.size())));
+    const int32_t op = now_.run(static_cast<int32_t>(random(at(position))));
+    if (flat_.once[at(op)] != 0) continue;
+    make_edited({{position, op}}, {});
+    try_runs(edited_);
+    std::swap(now_, trial_);
+  }
+}
+
 }  // namespace headroom

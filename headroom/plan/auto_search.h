@@ -54,6 +54,9 @@ class RunSearch {
   /// the same, or any, at random. False where there are none.
   bool ruin(int count);
 
+  /// Adds `count` runs of any ops that may run again, anywhere after their first runs, whatever that does to the peak.
+  void insert_any(int count);
+
   void seed(uint64_t seed) { random_state_ = seed; }
   /// From 0 to n - 1, the same sequence for the same seed.
   uint64_t random(uint64_t n);
