@@ -167,6 +167,8 @@ void bench(const std::filesystem::path& file, Effort effort, Totals& totals) {
   }
 }
 
+constexpr int64_t kMostStates = 200'000;  ///< what takes `exhaustive` more is left out
+
 /// By how many values a problem has that are not resident.
 struct Shares {
   int cases = 0;
@@ -179,10 +181,11 @@ int64_t value_count(const Graph& graph) {
   return std::ranges::count_if(graph.values(), [](const Value& value) { return !value.resident; });
 }
 
-void compare_with_optimum(const Problem& problem, Effort effort, Shares& shares) {
+void compare_with_optimum(const Problem& problem, Effort effort, uint64_t seed, Shares& shares) {
   PlanRequest request;
   request.limits.effort = effort;
   request.limits.threads = 1;
+  request.limits.max_states = kMostStates;
   request.budget_bytes = 0;
   const PlanResult least = plan_exhaustive(problem.graph, request);
   if (least.status == PlanStatus::kTimeout) return;
@@ -198,6 +201,11 @@ void compare_with_optimum(const Problem& problem, Effort effort, Shares& shares)
     for (const JudgedRuns& one : front.plans)
       if (one.peak_bytes <= *request.budget_bytes) found_ns = one.time_ns;
     ++shares.cases;
+    if (found_ns != *optimum.time_ns)
+      std::fprintf(stderr, "seed %llu, budget %lld: optimum %lld, search %lld, auto %lld\n",
+                   static_cast<unsigned long long>(seed), static_cast<long long>(*request.budget_bytes),
+                   static_cast<long long>(*optimum.time_ns), static_cast<long long>(found_ns),
+                   static_cast<long long>(plan.time_ns.value_or(-1)));
     shares.by_auto += plan.time_ns == optimum.time_ns ? 1 : 0;
     shares.by_search += found_ns == *optimum.time_ns ? 1 : 0;
     shares.bound_above += memory_bound(problem.graph, *request.budget_bytes).time_ns > *optimum.time_ns ? 1 : 0;
@@ -214,13 +222,13 @@ int bench_optimum(int count, Effort effort) {
       testing::Random random(seed);
       const Problem problem =
           is_chain
-              ? make_problem(testing::random_chain(random, static_cast<int>(random.number(2, 6))))
+              ? make_problem(testing::random_chain(random, static_cast<int>(random.number(2, 8))))
               : make_problem(Graph(testing::random_graph(
-                    random, {.forward_ops = static_cast<int>(random.number(3, 9)), .special = random.chance(50)})));
+                    random, {.forward_ops = static_cast<int>(random.number(3, 11)), .special = random.chance(50)})));
       const int64_t values = value_count(problem.graph);
       if (values > static_cast<int64_t>(ExhaustiveLimits::kMostValues)) continue;
       ++taken;
-      compare_with_optimum(problem, effort, by_values[(values + 3) / 4 * 4]);
+      compare_with_optimum(problem, effort, seed, by_values[(values + 3) / 4 * 4]);
     }
     for (const auto& [values, shares] : by_values) {
       std::printf("| %s | %lld to %lld | %d | %.2f %% | %.2f %% | %d |\n", is_chain ? "chains" : "graphs",

@@ -22,7 +22,8 @@ constexpr std::array<size_t, 6> kMostInsertions = {1, 2, 4, 6, 12, 32};  ///< wh
 /// Runs of plain training: from here on there are half as many levels, and from there on fewer starts for each.
 constexpr int64_t kManyRuns = 200;
 constexpr int64_t kFewRuns = 40;  ///< up to here every plan of the front is a level of its own in the end
-constexpr int kPasses = 8;        ///< of that
+constexpr int kPasses = 12;       ///< of that
+constexpr int kMostIdle = 3;      ///< of them in a row that find nothing
 constexpr int64_t kVeryManyRuns = 1000;
 constexpr int64_t kStartWork = 1'000'000;  ///< of one start, divided among its runs
 constexpr int kMostAttempts = 40;          ///< at a level that does not come by itself
@@ -38,7 +39,8 @@ struct Level {
   /// The best, and for the first rounds another that came about otherwise: the better start is not always the one that
   /// can be improved further.
   std::vector<JudgedRuns> plans;
-  bool is_new = true;  ///< since the round before last: worth trying at the neighbours
+  bool is_new = true;      ///< since the round before last: worth trying at the neighbours
+  bool is_faster = false;  ///< than before the last round
   const JudgedRuns& best() const { return plans.front(); }
 };
 
@@ -291,6 +293,7 @@ class FrontBuilder {
     for_each_level([&](RunSearch& search, size_t k) { improved[k] = improve(search, k, round, work); });
     for (size_t k = 0; k < levels_.size(); ++k) {
       levels_[k].is_new = improved[k].front().runs != levels_[k].best().runs;
+      levels_[k].is_faster = improved[k].front().time_ns < levels_[k].best().time_ns;
       levels_[k].plans = std::move(improved[k]);
     }
   }
@@ -306,7 +309,7 @@ class FrontBuilder {
 
   /// Every plan is a level: what is sought is a faster one below the peak of the next. Then as low as it goes.
   void refine(int round) {
-    for (int pass = 0; pass < kPasses; ++pass) {
+    for (int pass = 0, idle = 0; pass < kPasses && idle < kMostIdle; ++pass) {
       for (Level& level : levels_) starts_.push_back(std::move(level.plans.front()));
       starts_.push_back(plain_);
       starts_ = undominated(std::move(starts_));
@@ -318,6 +321,7 @@ class FrontBuilder {
         levels_.push_back({target_bytes, bound_ns, {starts_[i]}});
       }
       improve_all(round + pass, work_of_round(2));
+      idle = std::ranges::any_of(levels_, &Level::is_faster) ? 0 : idle + 1;
     }
   }
 
