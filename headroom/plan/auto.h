@@ -19,7 +19,8 @@ namespace headroom {
 ///    `chain`; the plans of least peak of `division-tree` and `peak-linear` where they fit.
 /// 3. *Polish.* For each level, by turns with its neighbours' plans: some reruns are taken away, the peak is brought
 ///    back below the target with other choices, what is not needed is taken away; the better of before and after stays.
-///    Levels whose plan is within a five-thousandth of the bound are left as they are, but at high effort.
+///    On more than 200 runs levels whose plan is within a ten-thousandth of the bound are left as they are, but at high
+///    effort.
 /// 4. *Small graphs*, of at most 40 runs: every plan of the front becomes a level of its own, just below the peak of the
 ///    next, until nothing more is found; changes then add any runs anywhere too.
 /// 5. *In place.* Ops run over an input that dies there wherever they may: that is in all peaks above (Timeline).

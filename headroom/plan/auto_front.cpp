@@ -21,14 +21,15 @@ constexpr int kNoise = 60;                                               ///< pe
 constexpr std::array<size_t, 6> kMostInsertions = {1, 2, 4, 6, 12, 32};  ///< which is best differs: each in turn
 /// Runs of plain training: from here on there are half as many levels, and from there on fewer starts for each.
 constexpr int64_t kManyRuns = 200;
-constexpr int64_t kFewRuns = 40;  ///< up to here every plan of the front is a level of its own in the end
-constexpr int kPasses = 12;       ///< of that
-constexpr int kMostIdle = 3;      ///< of them in a row that find nothing
+constexpr int64_t kFewRuns = 40;     ///< up to here every plan of the front is a level of its own in the end
+constexpr int kPasses = 12;          ///< of that
+constexpr int kMostIdle = 3;         ///< of them in a row that find nothing
+constexpr int64_t kTriedRuns = 300;  ///< up to here what does not come by itself is tried at random
 constexpr int64_t kVeryManyRuns = 1000;
 constexpr int64_t kStartWork = 1'000'000;  ///< of one start, divided among its runs
 constexpr int kMostAttempts = 40;          ///< at a level that does not come by itself
 constexpr int kMostRuined = 12;            ///< reruns at a time
-constexpr int64_t kClose = 5000;           ///< a part of the time that is not worth more work
+constexpr int64_t kClose = 10000;          ///< a part of the time that is not worth more work
 constexpr int64_t kSlowest = 8;            ///< times plain training, for starts
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
@@ -110,7 +111,7 @@ class FrontBuilder {
   void try_start(const std::vector<int32_t>& runs, int64_t target_bytes, std::optional<JudgedRuns>& best,
                  DescentOptions options) {
     options.most_ns = best ? best->time_ns : most_start_ns();
-    options.most_work = std::clamp<int64_t>(kStartWork / std::ssize(base_), 1'500, 4'000);
+    options.most_work = std::clamp<int64_t>(kStartWork / std::max<int64_t>(std::ssize(base_), 1), 1'500, 4'000);
     search_.assign(runs);
     if (!search_.descend(target_bytes, options)) return;
     search_.prune(target_bytes);
@@ -178,8 +179,8 @@ class FrontBuilder {
     if (!levels_.empty()) try_start(levels_.back().best().runs, target_bytes, best, {6});
     // Other choices at random, from above and from plain training by turns, until one gets there.
     const int64_t end = search_.work() + start_work();
-    for (int i = 0;
-         (is_short() || std::ssize(base_) < 300) && !best && !cut && i < kMostAttempts && search_.work() < end; ++i) {
+    for (int i = 0; std::ssize(base_) <= kTriedRuns && !best && !cut && i < kMostAttempts && search_.work() < end;
+         ++i) {
       const bool from_above = i % 2 == 1 && !levels_.empty();
       const size_t most_insertions = kMostInsertions[kMostInsertions.size() - 1 - at(i / 2) % kMostInsertions.size()];
       try_start(from_above ? levels_.back().best().runs : base_, target_bytes, best,
@@ -226,7 +227,7 @@ class FrontBuilder {
 
   /// So close to the bound that more work is better spent elsewhere.
   bool is_close(const JudgedRuns& plan, const Level& level) const {
-    const int64_t close_ns = limits_.effort == Effort::kHigh ? 0 : level.bound_ns / kClose;
+    const int64_t close_ns = limits_.effort == Effort::kHigh || is_short() ? 0 : level.bound_ns / kClose;
     return plan.time_ns - level.bound_ns <= close_ns;
   }
 

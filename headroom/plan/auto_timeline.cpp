@@ -138,21 +138,21 @@ void Timeline::find_events() {
 void Timeline::find_copies() {
   copy_begin_.resize(at(flat_->value_count) + 1);
   copies_.resize(events_.size());  // at most one for each
-  Copy* copy = copies_.data() - 1;
+  size_t count = 0;
   for (int32_t v = 0; v < flat_->value_count; ++v) {
-    copy_begin_[at(v)] = static_cast<int32_t>(copy + 1 - copies_.data());
+    copy_begin_[at(v)] = static_cast<int32_t>(count);
     const std::span<const Event> all = events(v);
     for (const Event& event : all) {
       if (event.is_write) {
-        *++copy = {event.position, event.position, event.position};
+        copies_[count++] = {event.position, event.position, event.position};
       } else {
-        copy->last = copy->freed = event.position;
+        copies_[count - 1].last = copies_[count - 1].freed = event.position;
       }
     }
-    if (!all.empty() && flat_->is_output[at(v)] != 0) copy->last = copy->freed = size();
+    if (!all.empty() && flat_->is_output[at(v)] != 0) copies_[count - 1].last = copies_[count - 1].freed = size();
   }
-  copies_.resize(static_cast<size_t>(copy + 1 - copies_.data()));
-  copy_begin_.back() = static_cast<int32_t>(copies_.size());
+  copies_.resize(count);
+  copy_begin_.back() = static_cast<int32_t>(count);
 }
 
 void Timeline::extend_held() {
