@@ -167,7 +167,7 @@ void bench(const std::filesystem::path& file, Effort effort, Totals& totals) {
   }
 }
 
-constexpr int64_t kMostStates = 200'000;  ///< what takes `exhaustive` more is left out
+constexpr int64_t kMostStates = 50'000;  ///< what takes `exhaustive` more is left out
 
 /// By how many values a problem has that are not resident.
 struct Shares {
