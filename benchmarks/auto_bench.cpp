@@ -1,17 +1,25 @@
-// `auto` against all other planners, on every network file of some folders:
+// `auto` against all other planners, on every network file of some folders, or against the optimum:
 //
 //     build/benchmarks/auto_bench [--effort low|normal|high] [FOLDER_OR_FILE...]       (default: examples)
+//     build/benchmarks/auto_bench --optimum N [--effort low|normal|high]               (default: high)
 //
 // For each file and budget: the extra time of `auto` over plain training, the best of the others, what no plan is
 // below, and the time to plan on one thread. The last rows of a file are at the smallest budget that `auto` has a plan
 // for, and at budgets in between, where a larger one must not be slower. Exits with 1 where `auto` is slower than
 // another planner, where another one has a plan and it has none, where another one does with less memory, or where it
 // is not monotone.
+//
+// --optimum: N seeded random graphs and N chains that `exhaustive` takes, at three budgets each from the smallest to
+// plain training: the share in which `auto` has the optimum, and in which the search alone has it, which `auto` is
+// only above a number of values. Exits with 1 where the share of `auto` is below 99 %, or a bound above the optimum.
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +27,11 @@
 #include "headroom/core/quote.h"
 #include "headroom/io/file.h"
 #include "headroom/io/read.h"
+#include "headroom/plan/auto.h"
+#include "headroom/plan/exhaustive.h"
+#include "headroom/plan/memory_bound.h"
 #include "headroom/plan/planners.h"
+#include "tests/support/random.h"
 
 namespace {
 
@@ -155,26 +167,115 @@ void bench(const std::filesystem::path& file, Effort effort, Totals& totals) {
   }
 }
 
+constexpr int64_t kMostStates = 50'000;  ///< what takes `exhaustive` more is left out
+
+/// By how many values a problem has that are not resident.
+struct Shares {
+  int cases = 0;
+  int by_auto = 0;
+  int by_search = 0;
+  int bound_above = 0;
+};
+
+int64_t value_count(const Graph& graph) {
+  return std::ranges::count_if(graph.values(), [](const Value& value) { return !value.resident; });
+}
+
+void compare_with_optimum(const Problem& problem, Effort effort, uint64_t seed, Shares& shares) {
+  PlanRequest request;
+  request.limits.effort = effort;
+  request.limits.threads = 1;
+  request.limits.max_states = kMostStates;
+  request.budget_bytes = 0;
+  const PlanResult least = plan_exhaustive(problem.graph, request);
+  if (least.status == PlanStatus::kTimeout) return;
+  // Where `auto` asks `exhaustive`, within the same limits, its answer is the optimum below; else it is from the front.
+  const bool asks_exhaustive =
+      value_count(problem.graph) <=
+      (effort == Effort::kHigh ? AutoLimits::kMostAtHighEffort : AutoLimits::kMostExhaustiveValues);
+  const FlatGraph flat(problem.graph);
+  const AutoFront front = make_auto_front(problem, flat, request.limits);
+  for (int third = 0; third < 3; ++third) {
+    request.budget_bytes =
+        least.smallest_budget_bytes + (problem.base_peak_bytes - least.smallest_budget_bytes) * third / 3;
+    const Plan optimum = make_plan(get_planner("exhaustive"), problem, request);
+    if (optimum.result.status != PlanStatus::kOptimal) continue;
+    int64_t found_ns = -1;
+    for (const JudgedRuns& one : front.plans)
+      if (one.peak_bytes <= *request.budget_bytes) found_ns = one.time_ns;
+    ++shares.cases;
+    if (found_ns != *optimum.time_ns)
+      std::fprintf(stderr, "seed %llu, budget %lld: optimum %lld, search %lld\n", static_cast<unsigned long long>(seed),
+                   static_cast<long long>(*request.budget_bytes), static_cast<long long>(*optimum.time_ns),
+                   static_cast<long long>(found_ns));
+    shares.by_auto += asks_exhaustive || found_ns == *optimum.time_ns ? 1 : 0;
+    shares.by_search += found_ns == *optimum.time_ns ? 1 : 0;
+    shares.bound_above += memory_bound(problem.graph, *request.budget_bytes).time_ns > *optimum.time_ns ? 1 : 0;
+  }
+}
+
+int bench_optimum(int count, Effort effort) {
+  bool is_good = true;
+  Shares total;
+  std::printf("| kind | values | cases | auto | search alone | bound above |\n| --- | --- | --- | --- | --- | --- |\n");
+  for (const bool is_chain : {true, false}) {
+    std::map<int64_t, Shares> by_values;  // of four sizes each
+    int taken = 0;
+    for (uint64_t seed = 1; taken < count; ++seed) {
+      testing::Random random(seed);
+      const Problem problem =
+          is_chain
+              ? make_problem(testing::random_chain(random, static_cast<int>(random.number(2, 8))))
+              : make_problem(Graph(testing::random_graph(
+                    random, {.forward_ops = static_cast<int>(random.number(3, 11)), .special = random.chance(50)})));
+      const int64_t values = value_count(problem.graph);
+      if (values > static_cast<int64_t>(ExhaustiveLimits::kMostValues)) continue;
+      ++taken;
+      compare_with_optimum(problem, effort, seed, by_values[(values + 3) / 4 * 4]);
+    }
+    for (const auto& [values, shares] : by_values) {
+      total.cases += shares.cases;
+      total.by_auto += shares.by_auto;
+      total.by_search += shares.by_search;
+      std::printf("| %s | %lld to %lld | %d | %.2f %% | %.2f %% | %d |\n", is_chain ? "chains" : "graphs",
+                  static_cast<long long>(values - 3), static_cast<long long>(values), shares.cases,
+                  100.0 * shares.by_auto / std::max(shares.cases, 1),
+                  100.0 * shares.by_search / std::max(shares.cases, 1), shares.bound_above);
+      is_good = is_good && shares.bound_above == 0;
+    }
+    std::fflush(stdout);
+  }
+  std::printf("\n%d cases: auto has the optimum in %d, the search alone in %d\n", total.cases, total.by_auto,
+              total.by_search);
+  is_good = is_good && total.by_auto * 100 >= total.cases * 99;
+  return is_good ? 0 : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::vector<std::string> inputs;
-  Effort effort = Effort::kNormal;
+  std::optional<Effort> effort;
+  int optimum = 0;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "--effort" && i + 1 < argc) {
       const std::string name = argv[++i];
       effort = name == "low" ? Effort::kLow : name == "high" ? Effort::kHigh : Effort::kNormal;
+    } else if (word == "--optimum" && i + 1 < argc) {
+      optimum = std::atoi(argv[++i]);
     } else {
       inputs.push_back(word);
     }
   }
+  if (optimum > 0) return bench_optimum(optimum, effort.value_or(Effort::kHigh));
   if (inputs.empty()) inputs.emplace_back("examples");
   Totals totals;
   std::printf("| network | budget | auto | no plan below | best other | | | ms |\n");
   std::printf("| --- | --- | --- | --- | --- | --- | --- | --- |\n");
   try {
-    for (const std::filesystem::path& file : network_files(inputs)) bench(file, effort, totals);
+    for (const std::filesystem::path& file : network_files(inputs))
+      bench(file, effort.value_or(Effort::kNormal), totals);
   } catch (const InvalidInput& error) {
     std::fprintf(stderr, "auto_bench: %s\n", error.what());
     return 2;

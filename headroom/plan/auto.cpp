@@ -83,10 +83,12 @@ std::vector<int32_t> runs_of(const Schedule& schedule) {
 PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions& options) {
   const int64_t budget_bytes = *request.budget_bytes;
   PlanResult result;
+  bool limit_reached = false;
   if (is_small(problem.graph, request.limits.effort)) {
     try {
       const Plan plan = make_plan(get_planner("exhaustive"), problem, request, options);
       if (plan.result.status != PlanStatus::kTimeout) return plan.result;
+      limit_reached = true;
     } catch (const NotApplicable&) {
       // Holders that are held: the search goes on without.
     }
@@ -100,7 +102,8 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
       front.plans, [&](const JudgedRuns& plan) { return plan.peak_bytes <= budget_bytes; });
   if (above == front.plans.begin()) {
     const bool is_proved = budget_bytes < peak_lower_bound_bytes(flat) || !bound.is_feasible;
-    result.status = is_proved ? PlanStatus::kInfeasible : PlanStatus::kNotFound;
+    const PlanStatus open = limit_reached ? PlanStatus::kTimeout : PlanStatus::kNotFound;
+    result.status = is_proved ? PlanStatus::kInfeasible : open;
     return result;
   }
   Timeline best(flat);
@@ -112,7 +115,7 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
     if (other.peak_bytes() <= budget_bytes && other.time_ns() < best.time_ns()) best = std::move(other);
   }
   result.schedule = best.schedule();
-  result.status = PlanStatus::kFeasible;
+  result.status = limit_reached ? PlanStatus::kTimeout : PlanStatus::kFeasible;
   return result;
 }
 

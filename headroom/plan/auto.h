@@ -19,10 +19,14 @@ namespace headroom {
 ///    `chain`; the plans of least peak of `division-tree` and `peak-linear` where they fit.
 /// 3. *Polish.* For each level, by turns with its neighbours' plans: some reruns are taken away, the peak is brought
 ///    back below the target with other choices, what is not needed is taken away; the better of before and after stays.
-/// 4. *In place.* Ops run over an input that dies there wherever they may: that is in all peaks above (Timeline).
+///    On more than 200 runs levels whose plan is within a ten-thousandth of the bound are left as they are, but at high
+///    effort.
+/// 4. *Small graphs*, of at most 40 runs: every plan of the front becomes a level of its own, just below the peak of the
+///    next, until nothing more is found; changes then add any runs anywhere too.
+/// 5. *In place.* Ops run over an input that dies there wherever they may: that is in all peaks above (Timeline).
 /// On chains the plan of `chain`'s table for the very budget counts too, the table being one for all budgets. Graphs of
 /// at most kMostExhaustiveValues values that are not resident (kMostAtHighEffort) are asked of `exhaustive` first,
-/// which is then the answer unless it reaches a limit.
+/// which is then the answer unless it reaches limits.max_states: then the search's plan is, as kTimeout.
 ///
 /// Several runs of an op, keeping for part of the time and recomputing inside what is recomputed are all in its reach;
 /// first runs keep the base order. Not optimal among anything, but proved close by the bound, which is
@@ -33,7 +37,9 @@ namespace headroom {
 /// worse; memory linear in the graph times the number of levels.
 ///
 /// kOptimal where the lower bound is met; kInfeasible where memory_bound() or `exhaustive` proved it or the budget is
-/// below what some op needs by itself; else kNotFound. Needs a budget.
+/// below what some op needs by itself; kTimeout, with the best plan found if any, where `exhaustive` reached its limit;
+/// else kFeasible or kNotFound. Needs a budget. More memory is never slower, but for budgets at which `exhaustive`
+/// reached its limit beside others at which it did not.
 struct AutoLimits {
   static constexpr int64_t kMostExhaustiveValues = 20;
   static constexpr int64_t kMostAtHighEffort = 28;

@@ -21,18 +21,27 @@ constexpr int kNoise = 60;                                               ///< pe
 constexpr std::array<size_t, 6> kMostInsertions = {1, 2, 4, 6, 12, 32};  ///< which is best differs: each in turn
 /// Runs of plain training: from here on there are half as many levels, and from there on fewer starts for each.
 constexpr int64_t kManyRuns = 200;
+constexpr int64_t kFewRuns = 40;     ///< up to here every plan of the front is a level of its own in the end
+constexpr int kPasses = 12;          ///< of that
+constexpr int kMostIdle = 3;         ///< of them in a row that find nothing
+constexpr int64_t kTriedRuns = 300;  ///< up to here what does not come by itself is tried at random
 constexpr int64_t kVeryManyRuns = 1000;
-constexpr int kMostAttempts = 40;  ///< at a level that does not come by itself
-constexpr int kMostRuined = 12;    ///< reruns at a time
-constexpr int64_t kSlowest = 8;    ///< times plain training, for starts
+constexpr int64_t kStartWork = 1'000'000;  ///< of one start, divided among its runs
+constexpr int kMostAttempts = 40;          ///< at a level that does not come by itself
+constexpr int kMostRuined = 12;            ///< reruns at a time
+constexpr int64_t kClose = 10000;          ///< a part of the time that is not worth more work
+constexpr int64_t kSlowest = 8;            ///< times plain training, for starts
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 struct Level {
   int64_t target_bytes;
+  int64_t bound_ns;  ///< no plan is faster
   /// The best, and for the first rounds another that came about otherwise: the better start is not always the one that
   /// can be improved further.
   std::vector<JudgedRuns> plans;
+  bool is_new = true;      ///< since the round before last: worth trying at the neighbours
+  bool is_faster = false;  ///< than before the last round
   const JudgedRuns& best() const { return plans.front(); }
 };
 
@@ -59,6 +68,7 @@ class FrontBuilder {
     make_levels();
     const int rounds = 4;
     for (int round = 0; round < rounds; ++round) improve_all(round, work_of_round(rounds));
+    if (is_tiny()) refine(rounds);
     return front();
   }
 
@@ -67,7 +77,7 @@ class FrontBuilder {
     std::vector<int32_t> runs;
     for (const Step& step : schedule.steps)
       if (step.is_run()) runs.push_back(static_cast<int32_t>(step.op()));
-    search_.assign(std::move(runs));
+    search_.assign(runs);
     starts_.push_back(search_.judged());
   }
 
@@ -85,17 +95,23 @@ class FrontBuilder {
   /// For a level that does not come by itself.
   int64_t start_work() const { return std::max<int64_t>(work_per_run() / 100 * std::ssize(base_), 8 * work_per_run()); }
 
+  bool is_tiny() const { return std::ssize(base_) <= kFewRuns; }
   bool is_short() const { return std::ssize(base_) <= kManyRuns; }
   bool is_long() const { return std::ssize(base_) > kVeryManyRuns; }
 
   int64_t most_start_ns() const {
-    return plain_.time_ns > std::numeric_limits<int64_t>::max() / kSlowest ? plain_.time_ns : kSlowest * plain_.time_ns;
+    const int64_t most_ns = std::numeric_limits<int64_t>::max() / kSlowest;
+    if (is_short() || levels_.empty()) return plain_.time_ns > most_ns ? plain_.time_ns : kSlowest * plain_.time_ns;
+    // What takes much more than the level above comes to nothing, at a high price.
+    const int64_t above_ns = levels_.back().best().time_ns;
+    return above_ns > most_ns ? above_ns : above_ns / 2 * 3;
   }
 
   /// Brings runs down to a target; keeps the result in `best` if that is better.
   void try_start(const std::vector<int32_t>& runs, int64_t target_bytes, std::optional<JudgedRuns>& best,
                  DescentOptions options) {
     options.most_ns = best ? best->time_ns : most_start_ns();
+    options.most_work = std::clamp<int64_t>(kStartWork / std::max<int64_t>(std::ssize(base_), 1), 1'500, 4'000);
     search_.assign(runs);
     if (!search_.descend(target_bytes, options)) return;
     search_.prune(target_bytes);
@@ -105,8 +121,7 @@ class FrontBuilder {
 
   /// Plain training up to the moment that memory_bound() finds the hardest; of what was made before only what it keeps
   /// is there then, and the rest is made again where it is read.
-  std::vector<int32_t> runs_around_cut(int64_t target_bytes) const {
-    const MemoryBound bound = memory_bound(flat_.graph, target_bytes);
+  std::vector<int32_t> runs_around_cut(const MemoryBound& bound) const {
     if (bound.moment.empty()) return {};
     std::vector<uint8_t> is_there(at(flat_.value_count), 1);
     std::vector<int32_t> runs;
@@ -149,12 +164,12 @@ class FrontBuilder {
   }
 
   /// Plans within a target, the best first: from the cut, and from plain training or the level above.
-  std::vector<JudgedRuns> find_starts(int64_t target_bytes) {
+  std::vector<JudgedRuns> find_starts(int64_t target_bytes, const MemoryBound& bound) {
     std::optional<JudgedRuns> cut;
     for (const JudgedRuns& start : starts_)
       if (start.peak_bytes <= target_bytes && (!cut || is_better(start, *cut))) cut = start;
     if (cut) try_start(std::vector(cut->runs), target_bytes, cut, {});
-    if (const std::vector<int32_t> runs = runs_around_cut(target_bytes); !runs.empty()) {
+    if (const std::vector<int32_t> runs = runs_around_cut(bound); !runs.empty()) {
       try_start(runs, target_bytes, cut, {6});
       if (is_short() || !cut) try_start(runs, target_bytes, cut, {16});
     }
@@ -164,7 +179,8 @@ class FrontBuilder {
     if (!levels_.empty()) try_start(levels_.back().best().runs, target_bytes, best, {6});
     // Other choices at random, from above and from plain training by turns, until one gets there.
     const int64_t end = search_.work() + start_work();
-    for (int i = 0; !best && !cut && i < kMostAttempts && search_.work() < end; ++i) {
+    for (int i = 0; std::ssize(base_) <= kTriedRuns && !best && !cut && i < kMostAttempts && search_.work() < end;
+         ++i) {
       const bool from_above = i % 2 == 1 && !levels_.empty();
       const size_t most_insertions = kMostInsertions[kMostInsertions.size() - 1 - at(i / 2) % kMostInsertions.size()];
       try_start(from_above ? levels_.back().best().runs : base_, target_bytes, best,
@@ -178,9 +194,11 @@ class FrontBuilder {
   }
 
   bool add_level(int64_t target_bytes) {
-    std::vector<JudgedRuns> plans = find_starts(target_bytes);
+    const MemoryBound bound = memory_bound(flat_.graph, target_bytes, is_short() ? 3 : 1);
+    if (!bound.is_feasible) return false;
+    std::vector<JudgedRuns> plans = find_starts(target_bytes, bound);
     const bool found = !plans.empty();
-    if (found) levels_.push_back({target_bytes, std::move(plans)});
+    if (found) levels_.push_back({target_bytes, bound.time_ns, std::move(plans)});
     return found;
   }
 
@@ -207,6 +225,12 @@ class FrontBuilder {
     }
   }
 
+  /// So close to the bound that more work is better spent elsewhere.
+  bool is_close(const JudgedRuns& plan, const Level& level) const {
+    const int64_t close_ns = limits_.effort == Effort::kHigh || is_short() ? 0 : level.bound_ns / kClose;
+    return plan.time_ns - level.bound_ns <= close_ns;
+  }
+
   /// One round of one level, from the plans of all levels before this round.
   std::vector<JudgedRuns> improve(RunSearch& search, size_t k, int round, int64_t work) const {
     const int64_t target_bytes = levels_[k].target_bytes;
@@ -214,21 +238,29 @@ class FrontBuilder {
     std::vector<JudgedRuns> plans = levels_[k].plans;
     const auto keep_better = [&](JudgedRuns& best) {
       search.prune(target_bytes);
-      if (search.timeline().time_ns() <= best.time_ns) best = search.judged();
+      if (search.timeline().time_ns() > best.time_ns) return;
+      best = search.judged();
+      search.remember();
     };
-    if (k + 1 < levels_.size()) {
+    if (k + 1 < levels_.size() && levels_[k + 1].is_new) {
       search.assign(levels_[k + 1].best().runs);
       keep_better(plans.front());
     }
-    if (k > 0) {
+    if (k > 0 && levels_[k - 1].is_new) {
       search.assign(levels_[k - 1].best().runs);
       if (search.descend(target_bytes, {.most_ns = plans.front().time_ns})) keep_better(plans.front());
     }
     for (JudgedRuns& best : plans) {
       const int64_t end = search.work() + work / std::ssize(plans);
-      while (search.work() < end) {
-        search.assign(best.runs);
-        if (!search.ruin(1 + static_cast<int>(search.random(kMostRuined)))) break;
+      search.assign(best.runs);
+      search.remember();
+      while (search.work() < end && !is_close(best, levels_[k])) {
+        const bool is_ruined = search.ruin(1 + static_cast<int>(search.random(kMostRuined)));
+        if (is_tiny()) {
+          search.insert_any(static_cast<int>(search.random(4)));
+        } else if (!is_ruined) {
+          break;
+        }
         DescentOptions options;
         options.most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
         options.noise = kNoise;
@@ -260,7 +292,56 @@ class FrontBuilder {
   void improve_all(int round, int64_t work) {
     std::vector<std::vector<JudgedRuns>> improved(levels_.size());
     for_each_level([&](RunSearch& search, size_t k) { improved[k] = improve(search, k, round, work); });
-    for (size_t k = 0; k < levels_.size(); ++k) levels_[k].plans = std::move(improved[k]);
+    for (size_t k = 0; k < levels_.size(); ++k) {
+      levels_[k].is_new = improved[k].front().runs != levels_[k].best().runs;
+      levels_[k].is_faster = improved[k].front().time_ns < levels_[k].best().time_ns;
+      levels_[k].plans = std::move(improved[k]);
+    }
+  }
+
+  /// Plans of all levels and starts that none other beats, smallest peak first.
+  static std::vector<JudgedRuns> undominated(std::vector<JudgedRuns> all) {
+    std::ranges::stable_sort(all, {}, [](const JudgedRuns& plan) { return std::pair(plan.peak_bytes, plan.time_ns); });
+    std::vector<JudgedRuns> plans;
+    for (JudgedRuns& plan : all)
+      if (plans.empty() || plan.time_ns < plans.back().time_ns) plans.push_back(std::move(plan));
+    return plans;
+  }
+
+  /// Every plan is a level: what is sought is a faster one below the peak of the next. Then as low as it goes.
+  void refine(int round) {
+    for (int pass = 0, idle = 0; pass < kPasses && idle < kMostIdle; ++pass) {
+      for (Level& level : levels_) starts_.push_back(std::move(level.plans.front()));
+      starts_.push_back(plain_);
+      starts_ = undominated(std::move(starts_));
+      find_lower(pass);
+      levels_.clear();
+      for (size_t i = starts_.size() - 1; i-- > 0;) {
+        const int64_t target_bytes = starts_[i + 1].peak_bytes - 1;
+        const int64_t bound_ns = memory_bound(flat_.graph, target_bytes).time_ns;
+        levels_.push_back({target_bytes, bound_ns, {starts_[i]}});
+      }
+      improve_all(round + pass, work_of_round(2));
+      idle = std::ranges::any_of(levels_, &Level::is_faster) ? 0 : idle + 1;
+    }
+  }
+
+  /// Plans of smaller and smaller peaks, as the first of starts_.
+  void find_lower(int pass) {
+    const int64_t least_bytes = peak_lower_bound_bytes(flat_);
+    search_.seed(static_cast<uint64_t>(pass) + 1);
+    int64_t end = search_.work() + work_per_run() * std::ssize(base_) / 4;
+    while (search_.work() < end && starts_.front().peak_bytes > least_bytes) {
+      const int64_t target_bytes = starts_.front().peak_bytes - 1;
+      search_.assign(starts_[search_.random(std::min<size_t>(starts_.size(), 3))].runs);
+      search_.remember();
+      search_.ruin(1 + static_cast<int>(search_.random(kMostRuined)));
+      search_.insert_any(static_cast<int>(search_.random(5)));
+      DescentOptions options{kMostInsertions[search_.random(kMostInsertions.size())], kNoise, search_.random(2) == 0};
+      if (!search_.descend(target_bytes, options)) continue;
+      search_.prune(target_bytes);
+      starts_.insert(starts_.begin(), search_.judged());
+    }
   }
 
   /// Plans for targets between a level and the one above it: that one's brought down, or this one's with what need not
@@ -270,14 +351,18 @@ class FrontBuilder {
     const JudgedRuns& above = k == 0 ? plain_ : levels_[k - 1].best();
     const int64_t gap_bytes = (k == 0 ? plain_.peak_bytes : levels_[k - 1].target_bytes) - levels_[k].target_bytes;
     std::vector<JudgedRuns> plans;
-    for (int i = 1; i <= kBetween && gap_bytes > kBetween; ++i) {
+    std::vector<int32_t> higher = above.runs;  // step by step down
+    for (int i = kBetween; i > 0 && gap_bytes > kBetween; --i) {
       const int64_t target_bytes = levels_[k].target_bytes + gap_bytes / (kBetween + 1) * i;
       search.assign(below.runs);
       search.prune(target_bytes);
       plans.push_back(search.judged());
-      search.assign(above.runs);
+      if (higher.empty()) continue;
+      search.assign(higher);
+      higher.clear();
       if (!search.descend(target_bytes, {.most_ns = slightly_more(plans.back().time_ns)})) continue;
       search.prune(target_bytes);
+      higher = search.timeline().runs();
       plans.push_back(search.judged());
     }
     return plans;
@@ -290,11 +375,7 @@ class FrontBuilder {
     for_each_level([&](RunSearch& search, size_t k) { between[k] = plans_between(search, k); });
     for (std::vector<JudgedRuns>& plans : between) std::ranges::move(plans, std::back_inserter(all));
     for (Level& level : levels_) all.push_back(std::move(level.plans.front()));
-    std::ranges::stable_sort(all, {}, [](const JudgedRuns& plan) { return std::pair(plan.peak_bytes, plan.time_ns); });
-    AutoFront result;
-    for (JudgedRuns& plan : all)
-      if (result.plans.empty() || plan.time_ns < result.plans.back().time_ns) result.plans.push_back(std::move(plan));
-    return result;
+    return {undominated(std::move(all))};
   }
 
   const FlatGraph& flat_;

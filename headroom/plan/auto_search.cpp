@@ -8,9 +8,8 @@
 namespace headroom {
 namespace {
 
-constexpr int64_t kMostWork = 4'000;  ///< of one descent, for each run
 constexpr size_t kMostBanned = 12;
-constexpr int kEnoughLooks = 100;  ///< at candidates, for one step that has found a move
+constexpr int kEnoughLooks = 50;   ///< at candidates, for one step that has found a move
 constexpr int kMostLooks = 2'000;  ///< for one that has not
 constexpr double kLeastNs = 0.01;  ///< so that ops of no time can be compared by their bytes
 
@@ -19,11 +18,31 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 }  // namespace
 
 RunSearch::RunSearch(const FlatGraph& flat)
-    : flat_(flat), now_(flat), evicted_(at(flat.value_count), 0), relied_(at(flat.value_count), 0) {}
+    : flat_(flat),
+      now_(flat),
+      trial_(flat),
+      remembered_(flat),
+      evicted_(at(flat.value_count), 0),
+      relied_(at(flat.value_count), 0) {}
 
-void RunSearch::assign(std::vector<int32_t> runs) {
-  now_.assign(std::move(runs));
+void RunSearch::assign(const std::vector<int32_t>& runs) {
+  now_.assign(runs);
   work_ += now_.size();
+}
+
+void RunSearch::remember() {
+  remembered_ = now_;
+  has_removals_ = false;
+}
+
+void RunSearch::restart() {
+  now_ = remembered_;
+  work_ += now_.size();
+}
+
+void RunSearch::try_runs(const std::vector<int32_t>& runs) {
+  trial_.assign(runs);
+  work_ += trial_.size();
 }
 
 uint64_t RunSearch::random(uint64_t n) {
@@ -45,6 +64,14 @@ void RunSearch::set_target(int64_t target_bytes) {
   }
 }
 
+double RunSearch::excess_above(const Timeline& timeline, int64_t target_bytes) {
+  double sum = 0;
+  if (timeline.peak_bytes() <= target_bytes) return sum;
+  for (const int64_t moment : timeline.moments())
+    sum += moment > target_bytes ? static_cast<double>(moment - target_bytes) : 0;
+  return sum;
+}
+
 /// How much less excess there is with `bytes` less in [first, last]: at most; exact where all or none exceed by
 /// `bytes`.
 double RunSearch::excess_freed(int32_t first, int32_t last, int64_t bytes) const {
@@ -57,9 +84,11 @@ double RunSearch::excess_freed(int32_t first, int32_t last, int64_t bytes) const
 /// At least how much more excess there is with `bytes` more in [first, last], 0 only where there is none; blocks inside
 /// count by their largest moment. Where it is above `most`, something above it.
 double RunSearch::excess_added(int32_t first, int32_t last, int64_t bytes, double most) const {
-  if (first > last || now_.most(first, last) <= target_ - bytes) return 0;
+  if (first > last || bytes == 0) return 0;
+  const int32_t over = over_count_[at(last) + 1] - over_count_[at(first)];
+  if (over == 0 && now_.most(first, last) <= target_ - bytes) return 0;
   if (most <= 0) return 1;
-  const double least = static_cast<double>(bytes) * (over_count_[at(last) + 1] - over_count_[at(first)]);
+  const double least = static_cast<double>(bytes) * over;
   if (least > most) return least;
   double sum = 0;
   const auto added = [&](int64_t moment) {  // in doubles, which do not overflow
@@ -350,7 +379,7 @@ bool RunSearch::descend(int64_t target_bytes, const DescentOptions& options) {
   most_insertions_ = options.most_insertions;
   banned_.clear();
   size_t most = std::max<size_t>(1, at(now_.size()) / 100);
-  const int64_t end = work_ + kMostWork * now_.size();
+  const int64_t end = work_ + options.most_work * now_.size();
   set_target(target_bytes);
   while (now_.peak_bytes() > target_bytes) {
     if (work_ > end || now_.time_ns() > options.most_ns || banned_.size() > kMostBanned) return false;
@@ -359,15 +388,13 @@ bool RunSearch::descend(int64_t target_bytes, const DescentOptions& options) {
     if (!find_moves(most)) return false;
     apply_best(most);
     const std::pair tried(moves_.front().value, moves_.front().insertions.front().before);
-    std::vector<int32_t> before = now_.runs();
-    assign(edited_);
-    set_target(target_bytes);
-    if (over_sum_.back() < excess) {
+    try_runs(edited_);
+    if (excess_above(trial_, target_bytes) < excess) {
+      std::swap(now_, trial_);
+      set_target(target_bytes);
       banned_.clear();
       continue;
     }
-    assign(std::move(before));
-    set_target(target_bytes);
     if (most == 1) banned_.push_back(tried);
     most = 1;
   }
@@ -413,15 +440,15 @@ std::optional<RunSearch::Removal> RunSearch::find_removal(int32_t position, int6
   return removal;
 }
 
-/// Takes runs away at once; only one where an earlier run gives way.
-void RunSearch::remove(std::span<const Removal> removals) {
+/// Tries what is left without some runs, all at once; only one where an earlier run gives way.
+void RunSearch::try_without(std::span<const Removal> removals) {
   std::vector<int32_t> positions;
   for (const Removal& removal : removals) positions.push_back(removal.position);
   std::ranges::sort(positions);
   make_edited({}, positions);
   for (const Removal& removal : removals)
     if (removal.replaced >= 0) edited_[at(removal.replaced)] = removal.op;
-  assign(edited_);
+  try_runs(edited_);
 }
 
 /// Where not all that a run makes is read, an alternative that makes what is, takes no more time and less memory.
@@ -476,14 +503,13 @@ void RunSearch::prune(int64_t target_bytes) {
         if (removal) removals.push_back(*removal);
       }
       if (removals.empty()) continue;
-      std::vector<int32_t> before = now_.runs();
-      remove(removals);
-      if (now_.peak_bytes() > target_bytes) {
-        assign(std::move(before));
+      try_without(removals);
+      if (trial_.peak_bytes() > target_bytes) {
         if (removals.size() > 1) i = first;
         most = std::max<size_t>(1, removals.size() / 4);
         continue;
       }
+      std::swap(now_, trial_);
       changed = true;
       if (!flat_.has_alternatives) most *= 2;
       std::ranges::sort(removals, {}, &Removal::position);
@@ -503,14 +529,19 @@ bool RunSearch::is_rerun(int32_t position) const {
 }
 
 bool RunSearch::ruin(int count) {
-  std::vector<Removal> removals;
-  for (int32_t p = 0; p < now_.size(); ++p) {
-    if (!is_rerun(p)) continue;
-    const std::optional<Removal> removal = find_removal(p, std::numeric_limits<int64_t>::max());
-    if (removal) removals.push_back(*removal);
+  restart();
+  if (!has_removals_) {
+    removals_.clear();
+    for (int32_t p = 0; p < now_.size(); ++p) {
+      if (!is_rerun(p)) continue;
+      const std::optional<Removal> removal = find_removal(p, std::numeric_limits<int64_t>::max());
+      if (removal) removals_.push_back(*removal);
+    }
+    work_ += now_.size();
+    has_removals_ = true;
   }
-  work_ += now_.size();
-  if (removals.empty()) return false;
+  if (removals_.empty()) return false;
+  std::vector<Removal> removals = removals_;
   const auto n = static_cast<int64_t>(removals.size());
   const int64_t chosen = static_cast<int64_t>(random(removals.size()));
   const uint64_t kind = random(4);
@@ -533,15 +564,29 @@ bool RunSearch::ruin(int count) {
     std::ranges::sort(gone, {}, &Removal::position);
   }
   if (!flat_.has_alternatives) {
-    remove(gone);
+    try_without(gone);
+    std::swap(now_, trial_);
     return true;
   }
   // From the last to the first, so that positions stay right; what one relies on may have gone with another.
   for (size_t i = gone.size(); i-- > 0;) {
     const std::optional<Removal> removal = find_removal(gone[i].position, std::numeric_limits<int64_t>::max());
-    if (removal) remove(std::span(&*removal, 1));
+    if (!removal) continue;
+    try_without(std::span(&*removal, 1));
+    std::swap(now_, trial_);
   }
   return true;
+}
+
+void RunSearch::insert_any(int count) {
+  for (int i = 0; i < count; ++i) {
+    const auto position = static_cast<int32_t>(1 + random(at(now_.size())));
+    const int32_t op = now_.run(static_cast<int32_t>(random(at(position))));
+    if (flat_.once[at(op)] != 0) continue;
+    make_edited({{position, op}}, {});
+    try_runs(edited_);
+    std::swap(now_, trial_);
+  }
 }
 
 }  // namespace headroom

@@ -22,6 +22,7 @@ struct DescentOptions {
   int noise = 0;               ///< percent by which choices are at random
   bool early = false;          ///< also make values again before what that takes goes, not only where they are read
   int64_t most_ns = std::numeric_limits<int64_t>::max();
+  int64_t most_work = 1'100;  ///< for each run
 };
 
 /// Changes a sequence of runs step by step towards less memory or less time. First runs stay where they are; other runs
@@ -32,7 +33,7 @@ class RunSearch {
  public:
   explicit RunSearch(const FlatGraph& flat);
 
-  void assign(std::vector<int32_t> runs);
+  void assign(const std::vector<int32_t>& runs);
   const Timeline& timeline() const { return now_; }
   JudgedRuns judged() const { return {now_.runs(), now_.peak_bytes(), now_.time_ns()}; }
   int64_t work() const { return work_; }
@@ -46,9 +47,15 @@ class RunSearch {
   /// Takes runs away that are not needed within `target_bytes`, which the peak is within.
   void prune(int64_t target_bytes);
 
-  /// Takes `count` reruns away, whatever that does to the peak: neighbours, or of ops that cost the same, or any, at
-  /// random. False where there are none.
+  /// The sequence that ruin() starts from.
+  void remember();
+
+  /// Takes `count` reruns away from what was remembered, whatever that does to the peak: neighbours, or of ops that cost
+  /// the same, or any, at random. False where there are none.
   bool ruin(int count);
+
+  /// Adds `count` runs of any ops that may run again, anywhere after their first runs, whatever that does to the peak.
+  void insert_any(int count);
 
   void seed(uint64_t seed) { random_state_ = seed; }
   /// From 0 to n - 1, the same sequence for the same seed.
@@ -97,10 +104,17 @@ class RunSearch {
   void make_leaner();
   bool is_rerun(int32_t position) const;
   std::optional<Removal> find_removal(int32_t position, int64_t target_bytes) const;
-  void remove(std::span<const Removal> removals);
+  void restart();
+  void try_runs(const std::vector<int32_t>& runs);
+  void try_without(std::span<const Removal> removals);
+  static double excess_above(const Timeline& timeline, int64_t target_bytes);
 
   const FlatGraph& flat_;
   Timeline now_;
+  Timeline trial_;  ///< a change to it, which takes its place where it is good
+  Timeline remembered_;
+  std::vector<Removal> removals_;  ///< from it, all that can be
+  bool has_removals_ = false;
   int64_t target_ = 0;
   size_t most_insertions_ = 0;
   std::vector<int32_t> over_count_;  ///< before a position: how many are above the target

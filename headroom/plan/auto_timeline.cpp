@@ -1,6 +1,7 @@
 #include "headroom/plan/auto_timeline.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <tuple>
 
@@ -26,6 +27,10 @@ FlatGraph::FlatGraph(const Graph& given)
     add(inputs_, op.inputs);
     add(outputs_, op.outputs);
     add(overwrites_, op.overwrites);
+    const auto i = static_cast<int32_t>(time_ns.size());
+    for (const int32_t v : inputs(i)) touched_.ids.push_back(2 * v);
+    for (const int32_t v : outputs(i)) touched_.ids.push_back(2 * v + 1);
+    touched_.close();
     time_ns.push_back(op.time_ns);
     workspace.push_back(op.workspace_bytes);
     once.push_back(op.recompute ? 0 : 1);
@@ -70,8 +75,8 @@ FlatGraph::FlatGraph(const Graph& given)
 
 Timeline::Timeline(const FlatGraph& flat) : flat_(&flat) {}
 
-void Timeline::assign(std::vector<int32_t> runs) {
-  runs_ = std::move(runs);
+void Timeline::assign(const std::vector<int32_t>& runs) {
+  runs_ = runs;
   find_events();
   find_copies();
   if (flat_->has_holds) extend_held();
@@ -79,51 +84,75 @@ void Timeline::assign(std::vector<int32_t> runs) {
 }
 
 int64_t Timeline::most(int32_t first, int32_t last) const {
-  int64_t most = kLeast;
-  while (first <= last) {
-    if (first % kBlock == 0 && first + kBlock - 1 <= last) {
-      most = std::max(most, block_most_[at(first / kBlock)]);
-      first += kBlock;
-    } else {
-      most = std::max(most, moments_[at(first)]);
-      ++first;
-    }
+  if (first > last) return kLeast;
+  const int32_t first_block = first / kBlock;
+  const int32_t last_block = last / kBlock;
+  if (first_block == last_block) return *std::max_element(moments_.begin() + first, moments_.begin() + last + 1);
+  const int64_t ends = std::max(most_to_end_[at(first)], most_from_start_[at(last)]);
+  const int32_t blocks = last_block - first_block - 1;
+  if (blocks == 0) return ends;
+  // Two overlapping powers of two.
+  const auto level = static_cast<size_t>(std::bit_width(static_cast<uint32_t>(blocks)) - 1);
+  const std::vector<int64_t>& most = block_most_[level];
+  return std::max({ends, most[at(first_block + 1)], most[at(last_block) - (size_t{1} << level)]});
+}
+
+void Timeline::find_most() {
+  most_from_start_.resize(at(size()));
+  most_to_end_.resize(at(size()));
+  const int32_t blocks = (size() + kBlock - 1) / kBlock;
+  const auto levels = static_cast<size_t>(std::bit_width(static_cast<uint32_t>(blocks)));
+  if (block_most_.size() < std::max<size_t>(levels, 1)) block_most_.resize(std::max<size_t>(levels, 1));
+  block_most_[0].resize(at(blocks));
+  for (int32_t block = 0; block < blocks; ++block) {
+    const int32_t first = block * kBlock;
+    const int32_t end = std::min(first + kBlock, size());
+    int64_t most = kLeast;
+    for (int32_t p = first; p < end; ++p) most_from_start_[at(p)] = most = std::max(most, moments_[at(p)]);
+    block_most_[0][at(block)] = most;
+    most = kLeast;
+    for (int32_t p = end; p-- > first;) most_to_end_[at(p)] = most = std::max(most, moments_[at(p)]);
   }
-  return most;
+  for (size_t level = 1; level < levels; ++level) {
+    const size_t half = size_t{1} << (level - 1);
+    const size_t count = at(blocks) + 1 - 2 * half;
+    block_most_[level].resize(count);
+    for (size_t b = 0; b < count; ++b)
+      block_most_[level][b] = std::max(block_most_[level - 1][b], block_most_[level - 1][b + half]);
+  }
 }
 
 /// A counting sort of all reads and writes by value.
 void Timeline::find_events() {
   event_begin_.assign(at(flat_->value_count) + 1, 0);
-  for (const int32_t op : runs_) {
-    for (const int32_t v : flat_->inputs(op)) ++event_begin_[at(v)];
-    for (const int32_t v : flat_->outputs(op)) ++event_begin_[at(v)];
-  }
+  for (const int32_t op : runs_)
+    for (const int32_t touch : flat_->touched(op)) ++event_begin_[at(touch / 2)];
   int32_t sum = 0;
   for (int32_t& begin : event_begin_) begin = sum += begin;
   events_.resize(at(sum));
-  for (int32_t p = size(); p-- > 0;) {
-    for (const int32_t v : flat_->inputs(run(p))) events_[at(--event_begin_[at(v)])] = {p, false};
-    for (const int32_t v : flat_->outputs(run(p))) events_[at(--event_begin_[at(v)])] = {p, true};
-  }
+  for (int32_t p = size(); p-- > 0;)
+    for (const int32_t touch : flat_->touched(run(p)))
+      events_[at(--event_begin_[at(touch / 2)])] = {p, (touch & 1) != 0};
 }
 
 void Timeline::find_copies() {
-  copy_begin_.clear();
-  copies_.clear();
+  copy_begin_.resize(at(flat_->value_count) + 1);
+  copies_.resize(events_.size());  // at most one for each
+  size_t count = 0;
   for (int32_t v = 0; v < flat_->value_count; ++v) {
-    copy_begin_.push_back(static_cast<int32_t>(copies_.size()));
+    copy_begin_[at(v)] = static_cast<int32_t>(count);
     const std::span<const Event> all = events(v);
     for (const Event& event : all) {
       if (event.is_write) {
-        copies_.push_back({event.position, event.position, event.position});
+        copies_[count++] = {event.position, event.position, event.position};
       } else {
-        copies_.back().last = copies_.back().freed = event.position;
+        copies_[count - 1].last = copies_[count - 1].freed = event.position;
       }
     }
-    if (!all.empty() && flat_->is_output[at(v)] != 0) copies_.back().last = copies_.back().freed = size();
+    if (!all.empty() && flat_->is_output[at(v)] != 0) copies_[count - 1].last = copies_[count - 1].freed = size();
   }
-  copy_begin_.push_back(static_cast<int32_t>(copies_.size()));
+  copies_.resize(count);
+  copy_begin_.back() = static_cast<int32_t>(count);
 }
 
 void Timeline::extend_held() {
@@ -168,7 +197,6 @@ void Timeline::add_up() {
   moments_.resize(at(size()));
   peak_bytes_ = sum;
   time_ns_ = 0;
-  block_most_.assign(at(size() / kBlock) + 1, kLeast);
   for (int32_t p = 0; p < size(); ++p) {
     const int32_t op = run(p);
     // What is in memory before, and what the run adds; copies that end at p are still there.
@@ -181,11 +209,11 @@ void Timeline::add_up() {
     }
     moments_[at(p)] = moment;
     peak_bytes_ = std::max(peak_bytes_, moment);
-    block_most_[at(p / kBlock)] = std::max(block_most_[at(p / kBlock)], moment);
     if (__builtin_add_overflow(time_ns_, flat_->time_ns[at(op)], &time_ns_))
       time_ns_ = std::numeric_limits<int64_t>::max();
   }
   between_[at(size())] += sum;
+  find_most();
 }
 
 Schedule Timeline::schedule() const {

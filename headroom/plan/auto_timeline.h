@@ -21,6 +21,8 @@ struct FlatGraph {
 
   std::span<const int32_t> inputs(int32_t op) const { return list(inputs_, op); }
   std::span<const int32_t> outputs(int32_t op) const { return list(outputs_, op); }
+  /// What an op reads and writes, each as twice its number and one more where it is written.
+  std::span<const int32_t> touched(int32_t op) const { return list(touched_, op); }
   std::span<const int32_t> producers(int32_t value) const { return list(producers_, value); }
   std::span<const int32_t> holds(int32_t value) const { return list(holds_, value); }
   std::span<const int32_t> holders(int32_t value) const { return list(holders_, value); }
@@ -50,6 +52,7 @@ struct FlatGraph {
   }
   Lists inputs_;
   Lists outputs_;
+  Lists touched_;
   Lists producers_;
   Lists holds_;
   Lists holders_;
@@ -80,7 +83,7 @@ class Timeline {
 
   explicit Timeline(const FlatGraph& flat);
 
-  void assign(std::vector<int32_t> runs);
+  void assign(const std::vector<int32_t>& runs);
 
   int32_t size() const { return static_cast<int32_t>(runs_.size()); }
   const std::vector<int32_t>& runs() const { return runs_; }
@@ -91,11 +94,11 @@ class Timeline {
   const std::vector<int64_t>& moments() const { return moments_; }
   /// In memory between position - 1 and position, which may be the end.
   int64_t between(int32_t position) const { return between_[static_cast<size_t>(position)]; }
-  /// The largest moment in [first, last]; less than any where there is none.
+  /// The largest moment in [first, last], in O(1); less than any where there is none.
   int64_t most(int32_t first, int32_t last) const;
 
   /// The largest moment of the kBlock positions from one that is a multiple of kBlock.
-  int64_t most_of_block(int32_t position) const { return block_most_[static_cast<size_t>(position / kBlock)]; }
+  int64_t most_of_block(int32_t position) const { return block_most_[0][static_cast<size_t>(position / kBlock)]; }
 
   std::span<const Event> events(int32_t value) const { return part(events_, event_begin_, value); }
   std::span<const Copy> copies(int32_t value) const { return part(copies_, copy_begin_, value); }
@@ -125,6 +128,7 @@ class Timeline {
   void find_copies();
   void extend_held();
   void add_up();
+  void find_most();
   int32_t overwritten(int32_t position) const;
 
   const FlatGraph* flat_;
@@ -135,7 +139,9 @@ class Timeline {
   std::vector<Copy> copies_;
   std::vector<int64_t> moments_;
   std::vector<int64_t> between_;
-  std::vector<int64_t> block_most_;
+  std::vector<int64_t> most_from_start_;          ///< of a position's block, up to it
+  std::vector<int64_t> most_to_end_;              ///< of a position's block, from it on
+  std::vector<std::vector<int64_t>> block_most_;  ///< of 1, 2, 4... blocks from one on
   int64_t peak_bytes_ = 0;
   int64_t time_ns_ = 0;
 };
