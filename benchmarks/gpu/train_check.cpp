@@ -173,8 +173,8 @@ bool check_limited(const std::string& name, int64_t batch, int64_t budget_bytes)
   outcome.peak_bytes = meter.peak_bytes() - measured.before_bytes;
   const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
   const bool is_right = report("limited", measured.before_bytes, budget_bytes, planned, std::move(outcome));
-  std::printf(", 10 steps with the process held to %.1f MiB, of which it had taken %.1f\n",
-              1.05 * mib(budget_bytes), mib(stats.reserved_bytes[0].peak));
+  std::printf(", 10 steps with the process held to %.1f MiB, of which it had taken %.1f\n", 1.05 * mib(budget_bytes),
+              mib(stats.reserved_bytes[0].peak));
   return is_right;
 }
 
