@@ -55,8 +55,10 @@ void compare(const Case& one) {
     executor_ms.push_back(of_executor);
     ratios.push_back(of_executor / of_plain);
   }
-  std::printf("%-12s batch %3ld: plain %8.2f ms, store-all by the executor %8.2f ms, x%.3f (median of %d turns)\n",
-              one.name, static_cast<long>(one.batch), median(plain_ms), median(executor_ms), median(ratios), kTurns);
+  std::printf(
+      "%-12s batch %3ld: plain %8.2f ms, store-all by the executor %8.2f ms: fastest x%.3f, median x%.3f of %d\n",
+      one.name, static_cast<long>(one.batch), std::ranges::min(plain_ms), std::ranges::min(executor_ms),
+      std::ranges::min(executor_ms) / std::ranges::min(plain_ms), median(ratios), kTurns);
 }
 
 }  // namespace
