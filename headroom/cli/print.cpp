@@ -19,22 +19,6 @@ Json or_null(const std::optional<int64_t>& number) { return number ? Json(*numbe
 
 }  // namespace
 
-std::string_view name_of(PlanStatus status) {
-  switch (status) {
-    case PlanStatus::kOptimal:
-      return "optimal";
-    case PlanStatus::kFeasible:
-      return "feasible";
-    case PlanStatus::kInfeasible:
-      return "infeasible";
-    case PlanStatus::kNotFound:
-      return "not-found";
-    case PlanStatus::kTimeout:
-      return "timeout";
-  }
-  throw InternalError("a plan status without a name");
-}
-
 Json to_json(const Plan& plan) {
   Json json;
   json["status"] = name_of(plan.result.status);

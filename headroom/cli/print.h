@@ -15,8 +15,6 @@ using Json = nlohmann::ordered_json;
 /// One object of `plan --json`.
 Json to_json(const Plan& plan);
 
-std::string_view name_of(PlanStatus status);
-
 /// "(+12.5 %)", from `base` to `amount`; empty where base is 0.
 std::string change(int64_t amount, int64_t base);
 

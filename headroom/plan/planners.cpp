@@ -120,6 +120,22 @@ const Planner& get_planner(std::string_view name) {
   throw InvalidInput("there is no planner " + quote(name) + "; there are " + known);
 }
 
+std::string_view name_of(PlanStatus status) {
+  switch (status) {
+    case PlanStatus::kOptimal:
+      return "optimal";
+    case PlanStatus::kFeasible:
+      return "feasible";
+    case PlanStatus::kInfeasible:
+      return "infeasible";
+    case PlanStatus::kNotFound:
+      return "not-found";
+    case PlanStatus::kTimeout:
+      return "timeout";
+  }
+  throw InternalError("a plan status without a name");
+}
+
 Plan make_plan(const Planner& planner, const Problem& problem, const PlanRequest& request,
                const PlannerOptions& options) {
   const std::string name(planner.name);

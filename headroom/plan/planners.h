@@ -52,6 +52,9 @@ std::span<const Planner> planners();
 /// Throws InvalidInput with the names that there are.
 const Planner& get_planner(std::string_view name);
 
+/// As the command line and the package write it: "optimal", "not-found", ...
+std::string_view name_of(PlanStatus status);
+
 /// A planner's result as the simulator sees it.
 struct Plan {
   const Planner* planner = nullptr;

@@ -126,22 +126,6 @@ GraphSpec make_spec(const std::string& name, const py::list& values, const py::l
   return spec;
 }
 
-std::string_view name_of(PlanStatus status) {
-  switch (status) {
-    case PlanStatus::kOptimal:
-      return "optimal";
-    case PlanStatus::kFeasible:
-      return "feasible";
-    case PlanStatus::kInfeasible:
-      return "infeasible";
-    case PlanStatus::kNotFound:
-      return "not-found";
-    case PlanStatus::kTimeout:
-      return "timeout";
-  }
-  throw InternalError("a plan status without a name");
-}
-
 }  // namespace
 }  // namespace headroom
 
