@@ -1,11 +1,12 @@
 // What the executor itself costs: plain LibTorch training against the executor by store-all, step by step in turn, so that
-// both see the same machine.
+// both see the same machine. Takes the number of turns.
 #include <torch/utils.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 
 #include "headroom/runtime/train.h"
 #include "headroom/zoo/zoo.h"
@@ -21,7 +22,6 @@ struct Case {
 
 constexpr std::array<Case, 5> kCases = {
     {{"resnet50", 8, 64}, {"densenet121", 8, 64}, {"vgg11", 2, 96}, {"unet", 1, 96}, {"gpt-tiny", 32, 64}}};
-constexpr int kTurns = 15;
 
 template <typename Step>
 double time_ms(const MeasuredStep& measured, const Step& step) {
@@ -36,7 +36,7 @@ double median(std::vector<double> numbers) {
   return numbers[numbers.size() / 2];
 }
 
-void compare(const Case& one) {
+void compare(const Case& one, int turns) {
   torch::manual_seed(1);
   const Network network = make_zoo_network(one.name);
   const MeasuredStep measured = measure_step(network, zoo_sample(one.name, {}, one.batch, one.size));
@@ -45,7 +45,7 @@ void compare(const Case& one) {
   std::vector<double> plain_ms;
   std::vector<double> executor_ms;
   std::vector<double> ratios;
-  for (int i = -2; i < kTurns; ++i) {
+  for (int i = -2; i < turns; ++i) {
     // Each goes first every other turn.
     double of_plain = i % 2 == 0 ? time_ms(measured, plainly) : 0;
     const double of_executor = time_ms(measured, step);
@@ -58,13 +58,14 @@ void compare(const Case& one) {
   std::printf(
       "%-12s batch %3ld: plain %8.2f ms, store-all by the executor %8.2f ms: fastest x%.3f, median x%.3f of %d\n",
       one.name, static_cast<long>(one.batch), std::ranges::min(plain_ms), std::ranges::min(executor_ms),
-      std::ranges::min(executor_ms) / std::ranges::min(plain_ms), median(ratios), kTurns);
+      std::ranges::min(executor_ms) / std::ranges::min(plain_ms), median(ratios), turns);
 }
 
 }  // namespace
 }  // namespace headroom
 
-int main() {
+int main(int argc, char** argv) {
   torch::set_num_threads(1);  // more would mostly measure who else is on the machine
-  for (const headroom::Case& one : headroom::kCases) headroom::compare(one);
+  const int turns = argc > 1 ? std::atoi(argv[1]) : 15;
+  for (const headroom::Case& one : headroom::kCases) headroom::compare(one, turns);
 }

@@ -166,15 +166,21 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("op_name", [](const Graph& graph, int op) { return graph.op(static_cast<OpId>(op)).name; })
       .def("value_name", [](const Graph& graph, int value) { return graph.value(static_cast<ValueId>(value)).name; })
       .def("value_bytes", [](const Graph& graph, int value) { return graph.value(static_cast<ValueId>(value)).bytes; })
+      .def("op_inputs",
+           [](const Graph& graph, int op) {
+             std::vector<int> values;
+             for (const ValueId id : graph.op(static_cast<OpId>(op)).inputs) values.push_back(static_cast<int>(id));
+             return values;
+           })
       .def("to_json", [](const Graph& graph) { return write_json(graph); });
 
   py::class_<Schedule>(module, "Schedule")
-      .def("runs",
+      .def("steps",
            [](const Schedule& schedule) {
-             std::vector<int> ops;
+             std::vector<std::pair<int, int>> steps;  // an op, or -1; a value dropped or overwritten, or -1
              for (const Step& step : schedule.steps)
-               if (step.is_run()) ops.push_back(static_cast<int>(step.op()));
-             return ops;
+               steps.emplace_back(step.is_run() ? static_cast<int>(step.op()) : -1, static_cast<int>(step.value()));
+             return steps;
            })
       .def("to_json", [](const Schedule& schedule, const Graph& graph) { return write_json(graph, schedule); });
   module.def("store_all", &store_all);

@@ -26,6 +26,12 @@ def meter_of(device: torch.device) -> _C.Meter:
     return _meters[device]
 
 
+def cache_of(device: torch.device, *, persistent: bool) -> CostCache:
+    if device not in _caches:
+        _caches[device] = CostCache(device, persistent=persistent)
+    return _caches[device]
+
+
 # From here on every tensor on the CPU is counted.
 meter_of(torch.device("cpu"))
 
@@ -36,12 +42,16 @@ class Settings:
 
     budget: int | str | None = None
     planner: str = "auto"
+    kernels: str = "eager"
     reserve: int | str = 0
     cache: bool = True
+    on_plan: Callable[[Any], None] | None = None  # called with each step that has been planned
 
     def __post_init__(self) -> None:
         if self.planner not in _C.planner_names():
             raise ValueError(f"planner must be one of {', '.join(_C.planner_names())}, found {self.planner!r}")
+        if self.kernels not in ("eager", "inductor"):
+            raise ValueError(f"kernels must be eager or inductor, found {self.kernels!r}")
         if isinstance(self.reserve, str):
             self.reserve = _C.parse_bytes(self.reserve)
         if isinstance(self.budget, str) and not self.budget.endswith("x"):
@@ -65,6 +75,29 @@ class BudgetError(ValueError):
         self.smallest_budget_bytes = smallest_budget_bytes
 
 
+def too_small(
+    settings: Settings, problem: _C.Problem, graph: _C.Graph, smallest_bytes: int, outside_bytes: int
+) -> BudgetError:
+    """What to raise where nothing below this peak, beside what is outside the graph, can be planned."""
+    outside = outside_bytes + int(settings.reserve)
+    smallest = smallest_bytes + outside
+    tightest = _C.make_plan(problem, settings.planner, smallest_bytes, 0)
+    largest = ""
+    if tightest.schedule is not None:
+        peak_step = _C.simulate(graph, tightest.schedule).peak_step
+        alive = _C.alive_during(graph, tightest.schedule, peak_step)
+        alive.sort(key=graph.value_bytes, reverse=True)
+        largest = "; what holds the memory there: " + ", ".join(
+            f"{graph.value_name(one)} ({_C.format_bytes(graph.value_bytes(one))})" for one in alive[:5]
+        )
+    shown = _C.format_bytes(settings.budget) if isinstance(settings.budget, int) else settings.budget
+    return BudgetError(
+        f"the budget {shown} cannot be kept; the smallest that can is {smallest} bytes "
+        f"({_C.format_bytes(smallest)}), {_C.format_bytes(outside)} of it outside the step{largest}",
+        smallest,
+    )
+
+
 @dataclass
 class Step:
     """One captured graph with its plans."""
@@ -85,31 +118,11 @@ class Step:
         if budget not in self.plans:
             plan = _C.make_plan(self.problem, self.settings.planner, max(budget, 0), 0)
             if plan.schedule is None:
-                raise self.too_small(plan, outside_bytes)
+                raise too_small(self.settings, self.problem, self.graph, plan.smallest_budget_bytes, outside_bytes)
             self.plans[budget] = (plan, _C.OpStep(self.program, plan.schedule))
         plan, self.current = self.plans[budget]
         self.outside_bytes = outside_bytes
         return plan
-
-    def too_small(self, plan: _C.Plan, outside_bytes: int) -> BudgetError:
-        outside = outside_bytes + int(self.settings.reserve)
-        smallest = plan.smallest_budget_bytes + outside
-        tightest = _C.make_plan(self.problem, self.settings.planner, plan.smallest_budget_bytes, 0)
-        largest = ""
-        if tightest.schedule is not None:
-            peak_step = _C.simulate(self.graph, tightest.schedule).peak_step
-            alive = _C.alive_during(self.graph, tightest.schedule, peak_step)
-            alive.sort(key=self.graph.value_bytes, reverse=True)
-            largest = "; what holds the memory there: " + ", ".join(
-                f"{self.graph.value_name(one)} ({_C.format_bytes(self.graph.value_bytes(one))})" for one in alive[:5]
-            )
-        budget = self.settings.budget
-        shown = _C.format_bytes(budget) if isinstance(budget, int) else budget
-        return BudgetError(
-            f"the budget {shown} cannot be kept; the smallest that can is {smallest} bytes "
-            f"({_C.format_bytes(smallest)}), {_C.format_bytes(outside)} of it outside the step{largest}",
-            smallest,
-        )
 
     def enter(self) -> _C.OpStep:
         """Reads what is on the device and plans anew if that has grown."""
@@ -160,9 +173,7 @@ def make_program(captured: Capture, graph: _C.Graph, call_of_op: list[int]) -> _
 def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settings, name: str) -> Step:
     captured = capture(joint, forward_output_count, name)
     device = captured.device
-    if device not in _caches:
-        _caches[device] = CostCache(device, persistent=settings.cache)
-    fill_costs(captured, _caches[device], meter_of(device))
+    fill_costs(captured, cache_of(device, persistent=settings.cache), meter_of(device))
     graph, call_of_op = make_graph(captured)
     store_all_bytes = _C.simulate(graph, _C.store_all(graph)).peak_bytes
     return Step(

@@ -22,7 +22,12 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[
     unknown = sorted(set(options or {}) - known)
     if unknown:
         raise ValueError(f"no option {', '.join(unknown)}; there are {', '.join(sorted(known))}")
-    return compile_graph(gm, example_inputs, Settings(**(options or {})))
+    settings = Settings(**(options or {}))
+    if settings.kernels == "inductor":
+        from headroom.inductor import compile_kernels
+
+        return compile_kernels(gm, settings)
+    return compile_graph(gm, example_inputs, settings)
 
 
 def compile(model: Callable[..., Any], budget: int | str | None = None, **options: Any) -> Callable[..., Any]:  # noqa: A001

@@ -6,6 +6,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ class CostCache:
         except OSError:
             pass
         self.is_changed = False
+
+
+# What it takes to start a kernel.
+_START_NS = 2000
 
 
 def kind_of(call: Call) -> str:
@@ -106,6 +111,29 @@ def _measure(call: Call, device: torch.device, meter: _C.Meter) -> tuple[int, in
         if spent > 200_000_000:
             break
     return int(statistics.median(times[1:] or times)), workspace
+
+
+def move_time_ns(moved_bytes: int, cache: CostCache, device: torch.device) -> int:
+    """What a kernel takes that only moves memory, by one that does, measured once."""
+    key = "a copy of 64 MiB"
+    if key not in cache.costs:
+        with unset_fake_temporarily(), torch.no_grad():
+            source = torch.zeros(1 << 24, device=device)
+            target = torch.empty_like(source)
+            cache.costs[key] = (_median_ns(lambda: target.copy_(source), device), 0)
+            cache.is_changed = True
+    return _START_NS + moved_bytes * cache.costs[key][0] // (1 << 27)
+
+
+def _median_ns(run: Callable[[], object], device: torch.device) -> int:
+    times = []
+    for _ in range(9):
+        _synchronize(device)
+        start = time.perf_counter_ns()
+        run()
+        _synchronize(device)
+        times.append(time.perf_counter_ns() - start)
+    return int(statistics.median(times))
 
 
 def _estimate(call: Call) -> tuple[int, int]:

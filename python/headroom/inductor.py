@@ -1,0 +1,381 @@
+"""Plans that Inductor runs: made on the kernels that it will make, emitted as a partition, and set right by measuring."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch import partitioners
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch.utils import _pytree as pytree
+
+from headroom import _C
+from headroom.aot import BudgetError, Settings, cache_of, meter_of, too_small
+from headroom.capture import Call, Capture, Unsupported, capture, is_tensor, make_graph, may_recompute
+from headroom.costs import CostCache, fill_costs, move_time_ns
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+# Inductor computes these inside the kernels that read them, though they are not tagged as pointwise.
+_ALSO_INLINED = {
+    aten.clone,
+    aten.full,
+    aten.full_like,
+    aten.lift_fresh_copy,
+    aten.scalar_tensor,
+    prims.broadcast_in_dim,
+    prims.convert_element_type,
+    prims.inductor_lookup_seed,
+    prims.inductor_random,
+    prims.iota,
+}
+_REDUCTIONS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.var_mean, aten.var, aten.any, aten.argmax, aten.prod}
+# As many tensors as one of Inductor's kernels reads before it stores what it has.
+_MOST_READS = 4
+
+
+def _packet(call: Call) -> object:
+    return getattr(call.node.target, "_overloadpacket", call.node.target)
+
+
+def _is_inlined(call: Call) -> bool:
+    tags = getattr(call.node.target, "tags", ())
+    return (torch.Tag.pointwise in tags or _packet(call) in _ALSO_INLINED) and may_recompute(call)
+
+
+def fuse(of: Capture) -> Capture:
+    """The capture with only those calls as ops whose results Inductor will store.
+
+    Results of pointwise calls are stored where a kernel of another kind or nobody but the user reads them, where several
+    large tensors meet in one that is read more than once, and where a kernel would read too many tensors. All others are
+    computed inside the kernels that read them: such a call has no values, and its readers read what it reads.
+    """
+    outputs = {one for one in [*of.forward_outputs, *of.backward_outputs] if one >= 0}
+    output_values = {of.value_of_tensor[one] for one in outputs}
+    readers: dict[int, list[int]] = {}  # by value: calls, views left out
+    for position, call in enumerate(of.calls):
+        if not call.is_view:
+            for value in {of.value_of_tensor[one] for one in call.reads}:
+                readers.setdefault(value, []).append(position)
+    maker = {value: position for position, call in enumerate(of.calls) for value in call.values}
+    inlined = [_is_inlined(call) and not call.is_view for call in of.calls]
+    stored: list[bool] = []
+    reads: list[list[int]] = []  # by call: tensors, one of each stored value
+
+    def stored_reads(call: Call) -> list[int]:
+        found: dict[int, int] = {}
+        for tensor in call.reads:
+            value = of.value_of_tensor[tensor]
+            position = maker.get(value)
+            if position is None or stored[position]:
+                found.setdefault(value, tensor)
+            else:
+                for one in reads[position]:
+                    found.setdefault(of.value_of_tensor[one], one)
+        return list(found.values())
+
+    for position, call in enumerate(of.calls):
+        reads.append(stored_reads(call))
+        if not inlined[position]:
+            stored.append(True)
+            continue
+        size = max((of.values[value][1] for value in call.values), default=0)
+        by_others = any(not inlined[one] and _packet(of.calls[one]) not in _REDUCTIONS for one in _uses(call, readers))
+        large = sum(of.values[of.value_of_tensor[one]][1] * 2 >= size for one in reads[-1])
+        meets = large > 1 and len(_uses(call, readers)) > 1
+        is_output = any(value in output_values for value in call.values)
+        stored.append(by_others or is_output or meets or len(reads[-1]) > _MOST_READS)
+    calls = [
+        replace(call, reads=reads[position], values=call.values if stored[position] else [])
+        for position, call in enumerate(of.calls)
+    ]
+    return replace(of, calls=calls)
+
+
+def _uses(call: Call, readers: dict[int, list[int]]) -> list[int]:
+    return [one for value in call.values for one in readers.get(value, [])]
+
+
+def fill_kernel_costs(of: Capture, fused: Capture, cache: CostCache) -> None:
+    """Kernels of Inductor's own move their inputs and results; the others are measured."""
+    own = [_is_inlined(call) or _packet(call) in _REDUCTIONS for call in of.calls]
+    fill_costs(replace(fused, calls=[call for call, is_own in zip(fused.calls, own, strict=True) if not is_own]), cache, meter_of(of.device))
+    for call, is_own in zip(fused.calls, own, strict=True):
+        if is_own and call.values:
+            moved = sum(of.values[value][1] for value in {of.value_of_tensor[one] for one in call.reads})
+            moved += sum(of.values[value][1] for value in call.values)
+            call.time_ns = move_time_ns(moved, cache, of.device)
+
+
+class Emission:
+    """A joint graph written anew in the order of a schedule."""
+
+    def __init__(self, joint: fx.GraphModule, fused: Capture) -> None:
+        self.graph = fx.Graph()
+        self.stored = {call.node for call in fused.calls if call.values}
+        self.now: dict[fx.Node, fx.Node] = {}  # placeholders, constants, stored results: what stands for them
+        self.inlined: dict[tuple[fx.Node, ...], fx.Node] = {}  # by node and inputs
+        for node in joint.graph.find_nodes(op="placeholder"):
+            self.now[node] = self.graph.node_copy(node)
+        for node in joint.graph.find_nodes(op="get_attr"):
+            self.now[node] = self.graph.node_copy(node)
+
+    def get(self, node: fx.Node, known: dict[fx.Node, fx.Node] | None = None) -> fx.Node:
+        """What stands for a node now. What kernels compute inside is written here where its inputs are new."""
+        known = {} if known is None else known
+        if node in self.now:
+            return self.now[node]
+        if node not in known:
+            if node in self.stored:
+                raise RuntimeError(f"{node.name} is read and not there")
+            inputs = {one: self.get(one, known) for one in node.all_input_nodes}
+            key = (node, *inputs.values())
+            if key not in self.inlined:
+                self.inlined[key] = self.graph.node_copy(node, inputs.__getitem__)
+            known[node] = self.inlined[key]
+        return known[node]
+
+    def run(self, node: fx.Node) -> None:
+        """Writes a call whose results are stored."""
+        inputs = {one: self.get(one) for one in node.all_input_nodes}
+        new = self.graph.node_copy(node, inputs.__getitem__)
+        self.now[node] = new
+        for user in node.users:
+            if user.target is operator.getitem:
+                self.now[user] = self.graph.node_copy(user, lambda _, new=new: new)
+
+    def drop(self, nodes: Iterable[fx.Node]) -> None:
+        for node in nodes:
+            self.now.pop(node, None)
+
+
+def emit(
+    joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Forward and backward in the order of the schedule, with a copy of what it runs again for each time it does."""
+    fused, count = step.fused, step.output_count
+    emission = Emission(joint, fused)
+    results = pytree.arg_tree_leaves(*joint.graph.output_node().args)
+    wanted = [one for one in [*results[:count], *step.writes.values()] if isinstance(one, fx.Node)]
+    nodes_in: dict[int, list[fx.Node]] = {}
+    for node, number in fused.number.items():
+        nodes_in.setdefault(fused.value_of_tensor[number], []).append(node)
+    handed_on: dict[fx.Node, fx.Node] = {}
+    forward_nodes: set[fx.Node] = set()
+
+    def end_forward() -> None:
+        for node in wanted:
+            if node not in handed_on:
+                handed_on[node] = emission.get(node)
+        for write, source in step.writes.items():
+            inputs = {source: handed_on[source]}
+            emission.graph.node_copy(write, lambda one, inputs=inputs: inputs.get(one) or emission.get(one))
+        forward_nodes.update(emission.graph.nodes)
+        emission.inlined.clear()
+
+    steps = schedule.steps()
+    end = max((i for i, (op, _) in enumerate(steps) if op >= 0 and step.call_of_op[op] < 0), default=-1) + 1
+    for position, (op, value) in enumerate(steps):
+        if position == end:
+            end_forward()
+        if op < 0:
+            emission.drop(nodes_in.get(value, ()))
+        elif step.call_of_op[op] >= 0:
+            emission.run(fused.calls[step.call_of_op[op]].node)
+        else:
+            for node in wanted:
+                if fused.value_of_tensor[fused.number[node]] in step.graph.op_inputs(op):
+                    handed_on[node] = emission.get(node)
+    forward = [handed_on.get(one, one) for one in results[:count]]
+    backward = [emission.get(one) if isinstance(one, fx.Node) else one for one in results[count:]]
+    new_nodes = [one for one in emission.graph.nodes if one not in forward_nodes]
+    read_late = {one for node in new_nodes for one in node.all_input_nodes} | set(backward)
+    saved = [one for one in forward_nodes_in_order(emission.graph, forward_nodes) if one in read_late]
+    saved = [one for one in saved if one.op != "get_attr" and not one.name.startswith("tangents")]
+    emission.graph.output((*forward, *backward)).meta = dict(joint.graph.output_node().meta)
+    return partitioners._extract_fwd_bwd_modules(
+        fx.GraphModule(joint, emission.graph), saved, saved_sym_nodes=[], num_fwd_outputs=count
+    )
+
+
+def forward_nodes_in_order(graph: fx.Graph, nodes: set[fx.Node]) -> list[fx.Node]:
+    return [one for one in graph.nodes if one in nodes]
+
+
+@dataclass
+class KernelStep:
+    """A captured step as the kernels that Inductor will make of it."""
+
+    fused: Capture
+    graph: _C.Graph
+    problem: _C.Problem
+    call_of_op: list[int]
+    output_count: int
+    writes: dict[fx.Node, fx.Node]  # nodes that write inputs over, and what they write
+    store_all_bytes: int
+
+
+def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Settings) -> KernelStep:
+    captured = capture(joint, output_count, "step")
+    writes: dict[fx.Node, fx.Node] = {}
+    for node in joint.graph.nodes:
+        if not partitioners._must_be_in_forward(node):
+            continue
+        if node.target is not aten.copy_.default or node.args[1] not in captured.number:
+            raise Unsupported(f"{node.name}: {node.target} changes memory in a way that cannot be planned")
+        writes[node] = node.args[1]
+    # What they write is kept to forward's end as the outputs are.
+    outputs = [*captured.forward_outputs, *[captured.number[one] for one in writes.values()]]
+    captured = replace(captured, forward_outputs=outputs)
+    fused = fuse(captured)
+    fill_kernel_costs(captured, fused, cache_of(captured.device, persistent=settings.cache))
+    graph, call_of_op = make_graph(fused)
+    store_all_bytes = _C.simulate(graph, _C.store_all(graph)).peak_bytes
+    return KernelStep(fused, graph, _C.Problem(graph), call_of_op, output_count, writes, store_all_bytes)
+
+
+class Partitioner(CustomPartitionerFn):
+    """Splits the joint graph by a plan. `scale` is what simulated peaks are to real ones."""
+
+    def __init__(self, settings: Settings, outside_bytes: int, scale: float) -> None:
+        self.settings = settings
+        self.outside_bytes = outside_bytes
+        self.scale = scale
+        self.step: KernelStep | None = None
+        self.schedule: _C.Schedule | None = None  # None: PyTorch's own partition
+        self.resident_bytes = 0
+        self.budget_bytes = 0  # beside what is outside
+        self.simulated_bytes = 0
+        self.is_smallest = False
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+        self.step = step = make_kernel_step(gm, kwargs["num_fwd_outputs"], self.settings)
+        self.resident_bytes = step.graph.resident_bytes()
+        self.budget_bytes = self.settings.graph_budget(step.graph, step.store_all_bytes, self.outside_bytes)
+        target = self.resident_bytes + int((self.budget_bytes - self.resident_bytes) * self.scale)
+        if target >= step.store_all_bytes:
+            self.simulated_bytes = step.store_all_bytes
+            return partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        plan = _C.make_plan(step.problem, self.settings.planner, max(target, 0), 0)
+        if plan.schedule is None:
+            self.is_smallest = True
+            plan = _C.make_plan(step.problem, self.settings.planner, plan.smallest_budget_bytes, 0)
+        self.schedule, self.simulated_bytes = plan.schedule, plan.peak_bytes
+        return emit(gm, step, plan.schedule)
+
+    def __deepcopy__(self, _: object) -> Partitioner:
+        """Inductor copies its configuration; what the partitioner found is read from the one that was put there."""
+        return self
+
+    def uuid(self) -> None:
+        """None: a plan depends on what the device holds, so no whole graph is taken from Inductor's cache."""
+
+
+def try_step(compiled: Callable[..., Any], arguments: Sequence[Any], device: torch.device) -> int:
+    """What a forward and a backward take at most beyond what is there before. Changes nothing that the user has."""
+
+    def copied(one: object) -> object:
+        if not is_tensor(one):
+            return one
+        return one.detach().requires_grad_() if one.requires_grad else one.detach().clone()
+
+    meter = meter_of(device)
+    copies = [copied(one) for one in arguments]
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
+        before = meter.current_bytes()
+        meter.reset_peak()
+        results = [one for one in pytree.tree_leaves(compiled(*copies)) if is_tensor(one) and one.requires_grad]
+        torch.autograd.backward(results, [torch.ones_like(one) for one in results])
+        return meter.peak_bytes() - before
+
+
+# A real peak this far below the budget is worth one more compilation.
+_LOOSE = 0.95
+_MOST_TRIALS = 4
+
+
+@dataclass
+class Chosen:
+    """A compiled step that keeps to its budget."""
+
+    run: Callable[..., Any]
+    partitioner: Partitioner | None = None
+    added_bytes: int = 0  # at most, beyond what was there before, in the trial
+    trials: int = 0
+
+
+def choose(gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, scale: float) -> Chosen:
+    """Plans, compiles and tries a step until its real peak is under the budget, and close to it if that is easy."""
+    tensors = [one for one in arguments if is_tensor(one)]
+    device = device_of(tensors)
+    if not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
+        return Chosen(compile_fx(copy_of(gm), list(arguments)))
+    best: Chosen | None = None
+    for trial in range(_MOST_TRIALS):
+        partitioner = Partitioner(settings, outside_bytes(tensors, device), scale)
+        compiled = compile_fx(copy_of(gm), list(arguments), config_patches={"custom_partitioner_fn": partitioner})
+        found = Chosen(compiled, partitioner, try_step(compiled, arguments, device), trial + 1)
+        if partitioner.step is None:
+            return found  # nothing in it takes a gradient
+        allowed = partitioner.budget_bytes - partitioner.resident_bytes
+        simulated = partitioner.simulated_bytes - partitioner.resident_bytes
+        fits = found.added_bytes <= allowed
+        if fits and (best is None or found.added_bytes > best.added_bytes):
+            best = found
+        if (fits and (partitioner.schedule is None or found.added_bytes >= _LOOSE * allowed)) or (
+            best is not None and best is not found
+        ):
+            break
+        if not fits and partitioner.is_smallest:
+            smallest = partitioner.resident_bytes + found.added_bytes
+            raise too_small(settings, partitioner.step.problem, partitioner.step.graph, smallest, partitioner.outside_bytes)
+        scale = simulated / max(found.added_bytes, 1) * (1 if fits else 0.99)
+    if best is None:
+        raise BudgetError("no plan was found that Inductor keeps to; try kernels=\"eager\"", 0)
+    if settings.on_plan is not None:
+        settings.on_plan(best)
+    return best
+
+
+def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
+    """For Inductor to change; parameters and constants are shared."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    return fx.GraphModule(gm, graph)
+
+
+def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
+    return next((one.device for one in tensors if one.device.type != "cpu"), torch.device("cpu"))
+
+
+def outside_bytes(tensors: Sequence[torch.Tensor], device: torch.device) -> int:
+    """What is on the device beside these."""
+    storages = {one.untyped_storage()._cdata: one for one in tensors if one.device == device}
+    inside = sum(_C.allocated_bytes(one.untyped_storage().nbytes(), device) for one in storages.values())
+    return meter_of(device).current_bytes() - inside
+
+
+def compile_kernels(gm: fx.GraphModule, settings: Settings) -> Callable[..., Any]:
+    """One graph of Dynamo's. Compiled in the first call, and anew when more is on the device than was then."""
+    chosen: list[Chosen] = []
+
+    def run(*arguments: Any) -> Any:
+        if chosen and chosen[0].partitioner is not None and isinstance(settings.budget, int):
+            tensors = [one for one in arguments if is_tensor(one)]
+            partitioner = chosen[0].partitioner
+            if outside_bytes(tensors, device_of(tensors)) > partitioner.outside_bytes:
+                chosen[:] = [choose(gm, arguments, settings, partitioner.scale)]
+        if not chosen:
+            chosen.append(choose(gm, arguments, settings, 1.0))
+        return chosen[0].run(*arguments)
+
+    return run
