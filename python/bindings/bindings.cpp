@@ -46,18 +46,24 @@ CallArgument to_argument(const py::handle& given, const c10::Argument& argument)
   return {CallArgument::Kind::kConstant, torch::jit::toIValue(given, argument.type()), {}};
 }
 
+/// `in_place`: name and overload of the operator that writes its result over the first argument, and takes that once more
+/// at the end if it writes where it is told; empty: none.
 OpCall make_call(const std::string& name, const std::string& overload, const py::list& arguments,
-                 std::vector<int> results, bool draws, const std::string& in_place) {
+                 std::vector<int> results, bool draws, const std::pair<std::string, std::string>& in_place) {
   const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
   OpCall call;
   call.name = overload.empty() ? name : name + "." + overload;
   call.run = [op](torch::jit::Stack& stack) { op.callBoxed(stack); };
-  if (!in_place.empty()) {
-    const c10::OperatorHandle other =
-        c10::Dispatcher::singleton().findSchemaOrThrow(in_place.c_str(), overload.c_str());
-    call.run_in_place = [other](torch::jit::Stack& stack) { other.callBoxed(stack); };
-  }
   const std::vector<c10::Argument>& schema = op.schema().arguments();
+  if (!in_place.first.empty()) {
+    const c10::OperatorHandle other =
+        c10::Dispatcher::singleton().findSchemaOrThrow(in_place.first.c_str(), in_place.second.c_str());
+    const bool takes_out = other.schema().arguments().size() > schema.size();
+    call.run_in_place = [other, takes_out](torch::jit::Stack& stack) {
+      if (takes_out) stack.push_back(stack[0]);
+      other.callBoxed(stack);
+    };
+  }
   TORCH_CHECK(arguments.size() == schema.size(), call.name, " takes ", schema.size(), " arguments");
   for (size_t i = 0; i < schema.size(); ++i) call.arguments.push_back(to_argument(arguments[i], schema[i]));
   call.results = std::move(results);

@@ -13,8 +13,9 @@ from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 
 from headroom import _C
-from headroom.capture import Capture, capture, make_graph, normalized_arguments
+from headroom.capture import Capture, capture, in_place_of, make_graph, normalized_arguments
 from headroom.costs import CostCache, fill_costs
+from headroom.rewrite import call_eager_batch_norms
 
 _meters: dict[torch.device, _C.Meter] = {}
 _caches: dict[torch.device, CostCache] = {}
@@ -155,7 +156,9 @@ def make_program(captured: Capture, graph: _C.Graph, call_of_op: list[int]) -> _
         node = call.node
         schema = node.target._schema
         arguments = normalized_arguments(node, reference)
-        calls.append(_C.make_call(schema.name, schema.overload_name, arguments, call.makes, call.draws, ""))
+        variant = in_place_of(node.target)
+        in_place = ("", "") if variant is None else (variant._schema.name, variant._schema.overload_name)
+        calls.append(_C.make_call(schema.name, schema.overload_name, arguments, call.makes, call.draws, in_place))
     return _C.OpProgram(
         graph,
         calls,
@@ -171,6 +174,7 @@ def make_program(captured: Capture, graph: _C.Graph, call_of_op: list[int]) -> _
 
 
 def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settings, name: str) -> Step:
+    call_eager_batch_norms(joint)
     captured = capture(joint, forward_output_count, name)
     device = captured.device
     fill_costs(captured, cache_of(device, persistent=settings.cache), meter_of(device))

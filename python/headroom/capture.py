@@ -19,6 +19,19 @@ aten = torch.ops.aten
 _QUIET_VIEWS = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
 
 
+# Operators that may write their result over their first argument, though they have no variant named for it.
+_WRITE_GRAD_INPUT = {
+    aten.elu_backward,
+    aten.gelu_backward,
+    aten.hardtanh_backward,
+    aten.leaky_relu_backward,
+    aten.sigmoid_backward,
+    aten.silu_backward,
+    aten.tanh_backward,
+    aten.threshold_backward,
+}
+
+
 class Unsupported(ValueError):
     """A model, or an operator in it, that cannot be planned; the message says what to do."""
 
@@ -88,6 +101,36 @@ def writes(target: object) -> bool:
 
 def flat_results(value: object) -> list[object]:
     return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def in_place_of(target: object) -> torch._ops.OpOverload | None:
+    """The same operator on the memory of its first argument, which it takes once more at the end if it is an out."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    packet = target.overloadpacket
+    if packet in _WRITE_GRAD_INPUT:
+        return packet.grad_input
+    if target.namespace != "aten" or torch.Tag.pointwise not in target.tags:
+        return None
+    variant = getattr(getattr(aten, f"{packet.__name__}_", None), target._overloadname, None)
+    if variant is None:
+        return None
+    names = [one.name for one in target._schema.arguments]
+    return variant if names == [one.name for one in variant._schema.arguments] else None
+
+
+def overwritten(call: Call, of: Capture) -> list[int]:
+    """The value that the call may write its result over: of its first argument, if that has the result's layout."""
+    first = call.node.args[0] if call.node.args else None
+    if in_place_of(call.node.target) is None or not isinstance(first, fx.Node) or len(call.values) != 1:
+        return []
+    value = of.value_of_tensor[of.number[first]] if first in of.number else -1
+    others = [of.value_of_tensor[of.number[one]] for one in needs_a_tensor(call.node)[1:] if one in of.number]
+    if value < 0 or of.values[value][2] or value in others or of.values[value][1] != of.values[call.values[0]][1]:
+        return []
+    given, made = first.meta["val"], call.node.meta["val"]
+    same = (given.shape, given.stride(), given.dtype) == (made.shape, made.stride(), made.dtype)
+    return [value] if same else []
 
 
 def needs_a_tensor(node: fx.Node) -> list[fx.Node]:
@@ -280,7 +323,7 @@ def make_graph(of: Capture) -> tuple[_C.Graph, list[int]]:
         call = of.calls[position]
         reads = list(dict.fromkeys(of.value_of_tensor[one] for one in call.reads))
         costs = (call.time_ns, call.workspace_bytes)
-        ops.append((call.node.name, is_backward, reads, call.values, *costs, may_recompute(call), []))
+        ops.append((call.node.name, is_backward, reads, call.values, *costs, may_recompute(call), overwritten(call, of)))
         call_of_op.append(position)
 
     for position in forward:

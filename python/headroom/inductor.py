@@ -276,8 +276,9 @@ class Partitioner(CustomPartitionerFn):
         """Inductor copies its configuration; what the partitioner found is read from the one that was put there."""
         return self
 
-    def uuid(self) -> None:
-        """None: a plan depends on what the device holds, so no whole graph is taken from Inductor's cache."""
+    def uuid(self) -> str:
+        """The same for all plans: Inductor's cache goes by the graphs that the partition gives."""
+        return "headroom"
 
 
 def try_step(compiled: Callable[..., Any], arguments: Sequence[Any], device: torch.device) -> int:
@@ -322,7 +323,11 @@ def choose(gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, sca
     best: Chosen | None = None
     for trial in range(_MOST_TRIALS):
         partitioner = Partitioner(settings, outside_bytes(tensors, device), scale)
-        compiled = compile_fx(copy_of(gm), list(arguments), config_patches={"custom_partitioner_fn": partitioner})
+        # Without AOTAutograd's cache, which goes by the graph before the partition.
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            compiled = compile_fx(
+                copy_of(gm), list(arguments), config_patches={"custom_partitioner_fn": partitioner}
+            )
         found = Chosen(compiled, partitioner, try_step(compiled, arguments, device), trial + 1)
         if partitioner.step is None:
             return found  # nothing in it takes a gradient
