@@ -54,7 +54,7 @@ class OpStep::Frame {
         continue;
       }
       if (program.call_of_op[index(step.op())] < 0) {
-        hand_on(program.graph.op(step.op()).inputs[0]);
+        for (const ValueId id : program.graph.op(step.op()).inputs) hand_on(id);
         continue;
       }
       const auto call = static_cast<size_t>(program.call_of_op[index(step.op())]);

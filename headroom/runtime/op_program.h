@@ -41,8 +41,9 @@ struct OpCall {
 struct OpProgram {
   Graph graph;
   std::vector<OpCall> calls;
-  /// By OpId. -1: no call, but the op that hands on the forward outputs that lie in the one value that it reads, which its
-  /// output holds from then on, since the user has it. A value that is a forward output has one, right after it is made.
+  /// By OpId. -1: no call, but an op that hands on the forward outputs that lie in what it reads. A value that is a forward
+  /// output has one, right after it is made, whose output holds it from then on, since the user has it. The last of them
+  /// stands for what the user does between forward and backward, and makes what backward is given.
   std::vector<int> call_of_op;
   std::vector<int> call_of_view;  ///< by tensor: the call that makes it from its base; -1: it is no view
   std::vector<int> value_of_tensor;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +15,9 @@ from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 
 from headroom import _C
-from headroom.capture import Capture, capture, in_place_of, make_graph, normalized_arguments
+from headroom.capture import Capture, Rest, capture, in_place_of, make_graph, normalized_arguments
 from headroom.costs import CostCache, fill_costs
+from headroom.flight import Place, device_of, unwatched
 from headroom.rewrite import call_eager_batch_norms
 
 _meters: dict[torch.device, _C.Meter] = {}
@@ -67,6 +70,14 @@ class Settings:
             return resident + _C.parse_budget(self.budget, store_all_bytes - resident)
         return self.budget - outside_bytes - int(self.reserve)
 
+    def device_bytes(self, before_bytes: int, root: Place) -> int | None:
+        """What may be on the device in a step that begins with this much there; None: no limit."""
+        if self.budget is None:
+            return None
+        if isinstance(self.budget, str):
+            return before_bytes + _C.parse_budget(self.budget, root.store_all_bytes())
+        return self.budget - int(self.reserve)
+
 
 class BudgetError(ValueError):
     """No plan keeps to the budget."""
@@ -99,48 +110,98 @@ def too_small(
     )
 
 
-@dataclass
+class Shape:
+    """A captured graph with what is known of the rest of the step."""
+
+    def __init__(self, captured: Capture, rest: Rest, settings: Settings) -> None:
+        self.graph, call_of_op = make_graph(captured, rest)
+        self.problem = _C.Problem(self.graph)
+        self.program = make_program(captured, self.graph, call_of_op)
+        self.store_all_bytes = _C.simulate(self.graph, _C.store_all(self.graph)).peak_bytes
+        self.settings = settings
+        self._smallest_bytes = 0
+
+    def plan(self, budget_bytes: int) -> _C.Plan:
+        plan = _C.make_plan(self.problem, self.settings.planner, max(budget_bytes, 0), 0)
+        if plan.smallest_budget_bytes > 0:
+            self._smallest_bytes = plan.smallest_budget_bytes
+        return plan
+
+    def smallest_bytes(self) -> int:
+        if self._smallest_bytes == 0:
+            self.plan(0)
+        return self._smallest_bytes
+
+
+@dataclass(eq=False)
 class Step:
     """One captured graph with its plans."""
 
     captured: Capture
-    graph: _C.Graph
-    problem: _C.Problem
-    program: _C.OpProgram
     settings: Settings
-    store_all_bytes: int
-    plans: dict[int, tuple[_C.Plan, _C.OpStep]] = field(default_factory=dict)
-    current: _C.OpStep | None = None
-    outside_bytes: int = -1
+    shapes: dict[Rest, Shape] = field(default_factory=dict)
+    plans: dict[tuple[Rest, int], tuple[_C.Plan, _C.OpStep]] = field(default_factory=dict)
+    chosen: weakref.WeakKeyDictionary[Place, Chosen] = field(default_factory=weakref.WeakKeyDictionary)
 
-    def plan(self, outside_bytes: int) -> _C.Plan:
-        """The plan where this much is on the device beside the graph's values; each budget is planned once."""
-        budget = self.settings.graph_budget(self.graph, self.store_all_bytes, outside_bytes)
-        if budget not in self.plans:
-            plan = _C.make_plan(self.problem, self.settings.planner, max(budget, 0), 0)
+    def shape(self, rest: Rest) -> Shape:
+        if rest not in self.shapes:
+            self.shapes[rest] = Shape(self.captured, rest, self.settings)
+        return self.shapes[rest]
+
+    def plan(self, budget_bytes: int, rest: Rest, outside_bytes: int) -> tuple[_C.Plan, _C.OpStep]:
+        """The plan for a peak in the graph's own terms; each is made once. Throws BudgetError."""
+        key = (rest, budget_bytes)
+        if key not in self.plans:
+            shape = self.shape(rest)
+            plan = shape.plan(budget_bytes)
             if plan.schedule is None:
-                raise too_small(self.settings, self.problem, self.graph, plan.smallest_budget_bytes, outside_bytes)
-            self.plans[budget] = (plan, _C.OpStep(self.program, plan.schedule))
-        plan, self.current = self.plans[budget]
-        self.outside_bytes = outside_bytes
-        return plan
+                raise too_small(self.settings, shape.problem, shape.graph, plan.smallest_budget_bytes, outside_bytes)
+            self.plans[key] = (plan, _C.OpStep(shape.program, plan.schedule))
+        return self.plans[key]
 
-    def enter(self) -> _C.OpStep:
-        """Reads what is on the device and plans anew if that has grown."""
-        outside = self.outside_now()
-        if self.current is None or (
-            not isinstance(self.settings.budget, (str, type(None))) and outside > self.outside_bytes
-        ):
-            self.plan(outside)
-        return self.current
-
-    def outside_now(self) -> int:
-        return meter_of(self.captured.device).current_bytes() - self.input_bytes()
+    def choose(self, place: Place, before_bytes: int, device_bytes: int | None, *, is_inner: bool) -> _C.OpStep:
+        """What to run at a place with this much on the device and this much allowed: as before, where that fits."""
+        outside = before_bytes - self.input_bytes()
+        if device_bytes is None:
+            rest = place.rest(1)
+            budget = self.shape(rest).store_all_bytes
+        else:
+            rest = place.fair_rest(device_bytes - before_bytes)
+            budget = device_bytes - outside
+        now = self.chosen.get(place)
+        if now is not None:
+            if rest != now.rest and now.rest_fits != rest:
+                now.peak_bytes = _C.simulate(self.shape(rest).graph, now.plan.schedule).peak_bytes
+                now.rest_fits = rest
+            if now.peak_bytes <= budget:
+                return now.op_step
+        try:
+            plan, op_step = self.plan(budget, rest, outside)
+        except BudgetError as error:
+            if not is_inner:
+                raise
+            # Those in flight did not know of it; in the next step they leave it room.
+            warnings.warn(f"headroom: over the budget in this step, until it is planned again: {error}", stacklevel=2)
+            plan, op_step = self.plan(self.shape(rest).smallest_bytes(), rest, outside)
+        self.chosen[place] = Chosen(plan, op_step, rest, rest, plan.peak_bytes)
+        if self.settings.on_plan is not None:
+            self.settings.on_plan(plan)
+        return op_step
 
     def input_bytes(self) -> int:
-        """Of what the graph counts as resident, what is there before a step: all but the outputs' gradients."""
-        tangents = {self.captured.value_of_tensor[one] for one in self.captured.backward_inputs if one >= 0}
-        return self.graph.resident_bytes() - sum(self.captured.values[one][1] for one in tangents)
+        """What the graph counts as there before a step."""
+        return self.captured.resident_bytes()
+
+
+@dataclass(eq=False)
+class Chosen:
+    """What runs at a place."""
+
+    plan: _C.Plan
+    op_step: _C.OpStep
+    rest: Rest  # that it was planned with
+    rest_fits: Rest  # that its peak was last simulated with
+    peak_bytes: int
 
 
 def make_program(captured: Capture, graph: _C.Graph, call_of_op: list[int]) -> _C.OpProgram:
@@ -178,11 +239,7 @@ def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settin
     captured = capture(joint, forward_output_count, name)
     device = captured.device
     fill_costs(captured, cache_of(device, persistent=settings.cache), meter_of(device))
-    graph, call_of_op = make_graph(captured)
-    store_all_bytes = _C.simulate(graph, _C.store_all(graph)).peak_bytes
-    return Step(
-        captured, graph, _C.Problem(graph), make_program(captured, graph, call_of_op), settings, store_all_bytes
-    )
+    return Step(captured, settings)
 
 
 def _stub(name: str, inputs: Sequence[fx.Node], outputs: Sequence[Any]) -> fx.GraphModule:
@@ -214,7 +271,7 @@ def compile_graph(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     settings: Settings,
-    on_step: Callable[[Step], None] = Step.enter,
+    on_step: Callable[[Step], None] = lambda _: None,
 ) -> Callable[..., Any]:
     """One graph of Dynamo's as a function that trains inside the budget. `on_step` sees each captured step."""
     steps: list[Step] = []
@@ -222,7 +279,8 @@ def compile_graph(
     def partition(
         joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        step = make_step(joint, num_fwd_outputs, settings, "step")
+        with unwatched():
+            step = make_step(joint, num_fwd_outputs, settings, "step")
         on_step(step)
         steps.append(step)
         placeholders = joint.graph.find_nodes(op="placeholder")
@@ -241,21 +299,22 @@ def compile_graph(
         step = steps[-1]
 
         def forward(arguments: list[Any]) -> list[Any]:
-            op_step = step.enter()
-            outputs, frame = op_step.forward(arguments)
+            outputs, flight = device_of(step.captured.device).forward(step, arguments)
             token = torch.empty(0)
-            token.headroom = (op_step, frame)
+            token.headroom = flight
             return [*outputs, token]
 
         forward._boxed_call = True
         return forward
 
     def backward_compiler(_: fx.GraphModule, __: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        step = steps[-1]
+
         def backward(arguments: list[Any]) -> list[Any]:
-            op_step, frame = arguments[0].headroom
+            flight = arguments[0].headroom
             gradients = arguments[1:]
             arguments.clear()
-            return op_step.backward(frame, gradients)
+            return device_of(step.captured.device).backward(flight, gradients)
 
         backward._boxed_call = True
         return backward

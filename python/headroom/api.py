@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from torch import fx
 
 from headroom import _C
 from headroom.aot import BudgetError, Settings, Step, compile_graph, meter_of
+from headroom.capture import Rest
 
 __all__ = ["MemoryPlan", "compile", "max_batch", "plan"]
 
@@ -48,26 +50,34 @@ class MemoryPlan:
     status: str
     planner: str
     budget: int | None
+    before: int
     peak: int
     time_ns: int
     plain_peak: int
     plain_time_ns: int
     lower_bound_ns: int
     smallest_budget: int
+    _outside: int
     _step: Step
     _plan: _C.Plan
 
+    def within(self, budget: int | str | None) -> MemoryPlan:
+        """The same step's plan within another budget, with the same memory in use outside."""
+        settings = dataclasses.replace(self._step.settings, budget=budget)
+        return _device_plan(dataclasses.replace(self._step, settings=settings, shapes={}, plans={}), self._outside)
+
     def curve(self, points: int = 20) -> list[tuple[int, int]]:
         """Peaks and times of the best plans, smallest peak first."""
-        outside = self._step.outside_bytes
-        return [(peak + outside, time) for peak, time in _C.plan_curve(self._step.problem, self.planner, points)]
+        curve = _C.plan_curve(self._step.shape(Rest()).problem, self.planner, points)
+        return [(peak + self._outside, time) for peak, time in curve]
 
     def save(self, graph: str, schedule: str) -> None:
         """The graph and the schedule as files of the command ``headroom``."""
+        shape = self._step.shape(Rest())
         with open(graph, "w") as file:
-            file.write(self._step.graph.to_json())
+            file.write(shape.graph.to_json())
         with open(schedule, "w") as file:
-            file.write(self._plan.schedule.to_json(self._step.graph))
+            file.write(self._plan.schedule.to_json(shape.graph))
 
     def __str__(self) -> str:
         time = 100 * (self.time_ns / max(self.plain_time_ns, 1) - 1)
@@ -111,29 +121,45 @@ def _fresh_dynamo() -> Iterator[None]:
         torch._dynamo.reset()
 
 
+def _outside_now(step: Step) -> int:
+    return meter_of(step.captured.device).current_bytes() - step.input_bytes()
+
+
+def _plan(step: Step, outside_bytes: int) -> tuple[int, _C.Plan]:
+    """The budget in the graph's terms, and the plan."""
+    shape = step.shape(Rest())
+    budget = step.settings.graph_budget(shape.graph, shape.store_all_bytes, outside_bytes)
+    return budget, step.plan(budget, Rest(), outside_bytes)[0]
+
+
 def _device_plan(step: Step, outside_bytes: int) -> MemoryPlan:
-    plan_of_step = step.plan(outside_bytes)
-    budget = step.settings.graph_budget(step.graph, step.store_all_bytes, outside_bytes)
+    shape = step.shape(Rest())
+    budget, plan_of_step = _plan(step, outside_bytes)
     return MemoryPlan(
         plan_of_step.status,
         step.settings.planner,
         None if step.settings.budget is None else budget + outside_bytes,
+        step.input_bytes() + outside_bytes,
         plan_of_step.peak_bytes + outside_bytes,
         plan_of_step.time_ns,
-        step.store_all_bytes + outside_bytes,
+        shape.store_all_bytes + outside_bytes,
         plan_of_step.base_time_ns,
         plan_of_step.lower_bound_ns,
-        plan_of_step.smallest_budget_bytes + outside_bytes,
+        shape.smallest_bytes() + outside_bytes,
+        outside_bytes,
         step,
         plan_of_step,
     )
 
 
 def plan(model: Callable[..., Any], *args: Any, budget: int | str | None = None, **options: Any) -> MemoryPlan:
-    """The plan of a step of ``model(*args)``, without training; of its first graph, where it breaks into several."""
+    """The plan of a step of ``model(*args)``, without training; of its first graph, where it breaks into several.
+
+    What is done outside the model between its forward and its backward, such as a loss, is not in it.
+    """
     settings = Settings(budget=budget, **options)
     step = _capture_step(model, args, {}, settings)
-    return _device_plan(step, step.outside_now())
+    return _device_plan(step, _outside_now(step))
 
 
 def max_batch(
@@ -156,7 +182,7 @@ def max_batch(
         inputs = make_inputs(batch)
         step = _capture_step(model, inputs, {}, settings)
         try:
-            step.plan(step.outside_now())
+            _plan(step, _outside_now(step))
         except BudgetError:
             return False
         return True

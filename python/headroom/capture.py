@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -149,8 +149,9 @@ def capture(joint: fx.GraphModule, forward_output_count: int, name: str) -> Capt
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             raise Unsupported("sizes that change are planned one by one: use torch.compile(dynamic=False)")
-        inputs = result.backward_inputs if node.name.startswith("tangents") else result.forward_inputs
-        inputs.append(_add_tensor(result, node, resident=True) if is_tensor(value) else -1)
+        is_tangent = node.name.startswith("tangents")
+        inputs = result.backward_inputs if is_tangent else result.forward_inputs
+        inputs.append(_add_tensor(result, node, resident=not is_tangent) if is_tensor(value) else -1)
     for node in joint.graph.nodes:
         if node.op == "get_attr":
             result.constants[node] = getattr(joint, node.target)
@@ -310,8 +311,18 @@ def may_recompute(call: Call) -> bool:
     return policy is None or "SAVE" not in str(policy)
 
 
-def make_graph(of: Capture) -> tuple[_C.Graph, list[int]]:
-    """The graph that is planned, and the call of each op; -1 for ops that hand on a forward output."""
+class Rest(NamedTuple):
+    """What is done between a graph's forward and its backward, as one op: what it has at most, and what it leaves."""
+
+    peak_bytes: int = 0  # the outputs' gradients and what is left included
+    left_bytes: int = 0  # beside the outputs' gradients
+
+
+def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]:  # noqa: B008
+    """The graph that is planned, and the call of each op; -1 for those that hand on forward outputs, and for the rest.
+
+    The rest of the step reads the forward outputs and makes their gradients, which stay to the end as autograd has it.
+    """
     forward, backward = base_order(of)
     outputs = {of.value_of_tensor[one] for one in of.forward_outputs if one >= 0}
     values: list[tuple[str, int, bool, list[int]]] = []
@@ -334,16 +345,23 @@ def make_graph(of: Capture) -> tuple[_C.Graph, list[int]]:
                 kept = len(of.values) + len(handed_on) - 1
                 ops.append((f"output {of.values[value][0]}", False, [value], [kept], 0, 0, False, []))
                 call_of_op.append(-1)
+    kept_outputs = list(range(len(of.values), len(of.values) + len(handed_on)))
+    tangents = list(dict.fromkeys(of.value_of_tensor[one] for one in of.backward_inputs if one >= 0))
+    left = len(of.values) + len(handed_on)
+    workspace = max(0, rest.peak_bytes - rest.left_bytes - sum(of.values[one][1] for one in tangents))
+    ops.append(("the rest of the step", True, kept_outputs, [*tangents, left], 0, workspace, False, []))
+    call_of_op.append(-1)
     for position in backward:
         add(position, is_backward=True)
     gradients = [of.value_of_tensor[one] for one in of.backward_outputs if one >= 0]
-    kept_values = [one for one in dict.fromkeys(gradients) if not of.values[one][2]]
-    kept_values += range(len(of.values), len(of.values) + len(handed_on))
+    kept_values = [one for one in dict.fromkeys([*gradients, *tangents]) if not of.values[one][2]]
+    kept_values += [*kept_outputs, left]
     # All values keep their numbers: what no op reads or writes takes part as resident and of no size.
     used = {value for _, _, reads, made, *_ in ops for value in [*reads, *made]}
     for number, (name, size, resident) in enumerate(of.values):
         values.append((name, size, resident, []) if number in used or resident else (name, 0, True, []))
     values += [(f"{of.values[value][0]} as output", 0, False, [value]) for value in handed_on]
+    values.append(("left by the rest of the step", rest.left_bytes, False, []))
     return _C.Graph(of.name, values, ops, kept_values), call_of_op
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -130,6 +132,37 @@ class Vit(nn.Module):
         return self.head(self.blocks(self.patches(x).flatten(2).transpose(1, 2)).mean(1))
 
 
+class Inception(nn.Module):
+    """Two blocks of parallel branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.blocks = nn.ModuleList([self.branches(16), self.branches(32)])
+        self.head = nn.Linear(32, 10)
+
+    @staticmethod
+    def branches(channels: int) -> nn.ModuleList:
+        def block(inputs: int, outputs: int, size: int) -> nn.Module:
+            conv = nn.Conv2d(inputs, outputs, size, padding=size // 2, bias=False)
+            return nn.Sequential(conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
+
+        return nn.ModuleList(
+            [
+                block(channels, 8, 1),
+                nn.Sequential(block(channels, 6, 1), block(6, 8, 3)),
+                nn.Sequential(block(channels, 4, 1), block(4, 8, 5)),
+                nn.Sequential(nn.MaxPool2d(3, 1, 1), block(channels, 8, 1)),
+            ]
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for branches in self.blocks:
+            x = torch.cat([branch(x) for branch in branches], 1)
+        return self.head(functional.dropout(x.mean((2, 3)), 0.25, self.training))
+
+
 class Mlp(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(
@@ -151,15 +184,53 @@ def tokens() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(64, (8, 32)), torch.randint(64, (8 * 32,))
 
 
+class Transformer(nn.Module):
+    """Of the package transformers, with random weights: its logits of a batch of tokens."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        import transformers
+
+        self.kind = kind
+        special = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+        if kind == "gpt2":
+            config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=16, **special)
+            self.model = transformers.GPT2LMHeadModel(config)
+        elif kind == "t5":
+            config = transformers.T5Config(num_layers=2, d_model=32, num_heads=2, d_kv=16, d_ff=64, vocab_size=64)
+            self.model = transformers.T5ForConditionalGeneration(config)
+        else:
+            sizes = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+            sizes |= {"vocab_size": 64, "max_position_embeddings": 16}
+            if kind == "bert":
+                self.model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes))
+            else:
+                config = transformers.LlamaConfig(**sizes, attention_dropout=0.1, **special)
+                self.model = transformers.LlamaForCausalLM(config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        arguments = (
+            {"decoder_input_ids": x} if self.kind == "t5" else {"use_cache": False} if self.kind != "bert" else {}
+        )
+        return self.model(input_ids=x, **arguments).logits.flatten(0, 1)
+
+
+def short_texts() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(64, (4, 16)), torch.randint(64, (4 * 16,))
+
+
 CASES = {
     "mlp": Case(Mlp, images),
     "vgg": Case(Vgg, images),
     "resnet": Case(ResNet, images),
     "densenet": Case(DenseNet, images),
+    "inception": Case(Inception, images),
     "unet": Case(UNet, images),
     "vit": Case(Vit, images),
     "gpt": Case(Gpt, tokens),
 }
+if importlib.util.find_spec("transformers") is not None:
+    CASES |= {kind: Case(functools.partial(Transformer, kind), short_texts) for kind in ("gpt2", "bert", "llama", "t5")}
 
 
 @dataclass
@@ -175,9 +246,9 @@ def loss_of(model: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Te
 
 def train(model: nn.Module, run: Callable[..., torch.Tensor], inputs: torch.Tensor, labels: torch.Tensor) -> Trained:
     """Three steps; the tensors are the last gradients, the parameters and the buffers."""
-    from headroom.aot import meter_of
+    from headroom import _C
 
-    meter = meter_of(torch.device("cpu"))
+    meter = _C.Meter(torch.device("cpu"))
     result = Trained()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     torch.manual_seed(5)
@@ -192,8 +263,8 @@ def train(model: nn.Module, run: Callable[..., torch.Tensor], inputs: torch.Tens
         del loss
         optimizer.step()
     for name, parameter in model.named_parameters():
-        result.tensors[name] = parameter.detach()
+        result.tensors[name] = parameter.detach().clone()
         if parameter.grad is not None:
-            result.tensors["gradient of " + name] = parameter.grad
-    result.tensors.update(dict(model.named_buffers()))
+            result.tensors["gradient of " + name] = parameter.grad.clone()
+    result.tensors.update({name: buffer.clone() for name, buffer in model.named_buffers()})
     return result
