@@ -113,10 +113,10 @@ def too_small(
 class Shape:
     """A captured graph with what is known of the rest of the step."""
 
-    def __init__(self, captured: Capture, rest: Rest, settings: Settings) -> None:
+    def __init__(self, captured: Capture, calls: list[_C.OpCall], rest: Rest, settings: Settings) -> None:
         self.graph, call_of_op = make_graph(captured, rest)
         self.problem = _C.Problem(self.graph)
-        self.program = make_program(captured, self.graph, call_of_op)
+        self.program = make_program(captured, calls, self.graph, call_of_op)
         self.store_all_bytes = _C.simulate(self.graph, _C.store_all(self.graph)).peak_bytes
         self.settings = settings
         self._smallest_bytes = 0
@@ -138,6 +138,7 @@ class Step:
     """One captured graph with its plans."""
 
     captured: Capture
+    calls: list[_C.OpCall]
     settings: Settings
     shapes: dict[Rest, Shape] = field(default_factory=dict)
     plans: dict[tuple[Rest, int], tuple[_C.Plan, _C.OpStep]] = field(default_factory=dict)
@@ -145,7 +146,7 @@ class Step:
 
     def shape(self, rest: Rest) -> Shape:
         if rest not in self.shapes:
-            self.shapes[rest] = Shape(self.captured, rest, self.settings)
+            self.shapes[rest] = Shape(self.captured, self.calls, rest, self.settings)
         return self.shapes[rest]
 
     def plan(self, budget_bytes: int, rest: Rest, outside_bytes: int) -> tuple[_C.Plan, _C.OpStep]:
@@ -204,7 +205,7 @@ class Chosen:
     peak_bytes: int
 
 
-def make_program(captured: Capture, graph: _C.Graph, call_of_op: list[int]) -> _C.OpProgram:
+def make_calls(captured: Capture) -> list[_C.OpCall]:
     def reference(node: fx.Node) -> object:
         if node in captured.constants:
             return captured.constants[node]
@@ -220,6 +221,10 @@ def make_program(captured: Capture, graph: _C.Graph, call_of_op: list[int]) -> _
         variant = in_place_of(node.target)
         in_place = ("", "") if variant is None else (variant._schema.name, variant._schema.overload_name)
         calls.append(_C.make_call(schema.name, schema.overload_name, arguments, call.makes, call.draws, in_place))
+    return calls
+
+
+def make_program(captured: Capture, calls: list[_C.OpCall], graph: _C.Graph, call_of_op: list[int]) -> _C.OpProgram:
     return _C.OpProgram(
         graph,
         calls,
@@ -239,7 +244,7 @@ def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settin
     captured = capture(joint, forward_output_count, name)
     device = captured.device
     fill_costs(captured, cache_of(device, persistent=settings.cache), meter_of(device))
-    return Step(captured, settings)
+    return Step(captured, make_calls(captured), settings)
 
 
 def _stub(name: str, inputs: Sequence[fx.Node], outputs: Sequence[Any]) -> fx.GraphModule:

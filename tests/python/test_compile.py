@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,14 +14,12 @@ pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
 from headroom.aot import Settings, Step, compile_graph  # noqa: E402
+from headroom.capture import Rest  # noqa: E402
+from headroom.flight import Place, device_of  # noqa: E402
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts  # noqa: E402
 from training_models import CASES, Trained, loss_of, train  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
-    torch._dynamo.reset()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def make(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
@@ -44,6 +43,16 @@ class Budgeted:
     def __call__(self, *args: object) -> torch.Tensor:
         return self.run(*args)
 
+    def place(self) -> Place:
+        """Of the one graph."""
+        (step,) = self.steps
+        return device_of(torch.device("cpu")).roots[step]
+
+    def predicted_bytes(self) -> int:
+        """What its plan says a step adds."""
+        place = self.place()
+        return place.step.chosen[place].peak_bytes - place.step.input_bytes()
+
     def set_budget(self, budget: object) -> None:
         for step in self.steps:
             step.settings = Settings(budget)
@@ -62,11 +71,11 @@ def test_budgets_are_kept_and_bits_are_those_of_plain_training(name: str) -> Non
     model, inputs, labels = make(name)
     start = copy.deepcopy(model.state_dict())
     expected = train(model, loss_of(model), inputs, labels)
-    plan = headroom.plan(loss_of(model), inputs, labels)
+    model.zero_grad()
     run = Budgeted(loss_of(model))
     run(inputs, labels).backward()
-    added = plan.plain_peak - plan.before
-    smallest = (plan.smallest_budget - plan.before) / added
+    added = run.place().store_all_bytes()
+    smallest = run.place().smallest_bytes() / added
     for share in sorted({1.0, 0.7, 0.5, 0.35, smallest + 1e-6}, reverse=True):
         if share < smallest:
             continue
@@ -74,19 +83,27 @@ def test_budgets_are_kept_and_bits_are_those_of_plain_training(name: str) -> Non
         run.set_budget(f"{share:.9f}x")
         found = train(model, run, inputs, labels)
         expect_same(found, expected)
-        predicted = plan.within(f"{share:.9f}x")
-        print(name, share, found.peaks, predicted.peak - predicted.before, added)
         assert max(found.peaks) <= share * added, share
-        assert abs(max(found.peaks) - (predicted.peak - predicted.before)) <= 0.005 * max(found.peaks), share
+        assert abs(max(found.peaks) - run.predicted_bytes()) <= 0.005 * max(found.peaks), share
+
+
+def test_a_plan_predicts_the_peak_of_training() -> None:
+    model, inputs, labels = make("resnet")
+    plan = headroom.plan(loss_of(model), inputs, labels)
+    assert plan.before < plan.smallest_budget < plan.peak == plan.plain_peak
+    half = plan.within("0.5x")
+    assert half.peak - half.before <= 0.5 * (plan.peak - plan.before)
+    assert half.time_ns > half.plain_time_ns
+    assert half.curve()[0][0] == plan.smallest_budget
+    peaks = train(model, headroom.compile(loss_of(model), "0.5x"), inputs, labels).peaks[1:]
+    assert max(peaks) == pytest.approx(half.peak - half.before, rel=0.005)
 
 
 def test_a_budget_in_bytes_is_the_whole_peak() -> None:
     model, inputs, labels = make("resnet")
     plan = headroom.plan(loss_of(model), inputs, labels)
     budget = (plan.plain_peak + plan.smallest_budget) // 2 + 200_000
-    from headroom.aot import meter_of
-
-    meter = meter_of(torch.device("cpu"))
+    meter = headroom._C.Meter(torch.device("cpu"))
     run = headroom.compile(loss_of(model), budget)
     train(model, run, inputs, labels)
     meter.reset_peak()
@@ -145,21 +162,118 @@ def test_frozen_parameters_get_no_gradient() -> None:
     assert model[2].weight.grad is not None
 
 
-def test_bf16_autocast() -> None:
-    def run(
-        model: torch.nn.Module, function: Callable[..., torch.Tensor], inputs: torch.Tensor, labels: torch.Tensor
-    ) -> list[torch.Tensor]:
+@pytest.mark.parametrize("name", ["vgg", "vit", "gpt"])
+def test_bf16_autocast(name: str) -> None:
+    """To plain eager's bits where dropout scales by a power of two; else the traced dropout rounds differently in bf16,
+    and the bits are those of backend aot_eager."""
+
+    def run(compiled: Callable[[torch.nn.Module], Callable[..., torch.Tensor]]) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        model, inputs, labels = make(name)
+        function = compiled(model)
         torch.manual_seed(3)
         with torch.autocast("cpu", torch.bfloat16):
             loss = torch.nn.functional.cross_entropy(function(inputs), labels)
         loss.backward()
         return [loss.detach(), *[one.grad for one in model.parameters()]]
 
-    model, inputs, labels = make("vit")
-    expected = run(model, model, inputs, labels)
-    model, inputs, labels = make("vit")
-    found = run(model, headroom.compile(model, "0.6x"), inputs, labels)
+    expected = run(lambda model: model if name == "vgg" else torch.compile(model, backend="aot_eager"))
+    found = run(lambda model: headroom.compile(model, "0.7x"))
     assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+
+
+def gradients_of(model: torch.nn.Module, function: Callable[..., torch.Tensor], *args: object) -> dict:
+    """Of three steps, added up, and what batch norm and the like have become."""
+    model.zero_grad()
+    torch.manual_seed(4)
+    for _ in range(3):
+        function(*args).backward()
+    return {
+        **{name: None if one.grad is None else one.grad.clone() for name, one in model.named_parameters()},
+        **{name: one.clone() for name, one in model.named_buffers()},
+    }
+
+
+def expect_plain(
+    model: torch.nn.Module,
+    function: Callable[..., torch.Tensor],
+    budget: object,
+    *args: object,
+    plain: Callable[..., torch.Tensor] | None = None,
+) -> None:
+    start = copy.deepcopy(model.state_dict())
+    expected = gradients_of(model, plain or function, *args)
+    model.load_state_dict(start)
+    found = gradients_of(model, headroom.compile(function, budget), *args)
+    for name, one in expected.items():
+        assert (one is None) == (found[name] is None), name
+        assert one is None or torch.equal(one, found[name]), name
+
+
+def test_a_users_own_checkpoint() -> None:
+    model, inputs, labels = make("resnet")
+
+    def loss(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = model.stem(inputs)
+        for block in model.blocks:
+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        return torch.nn.functional.cross_entropy(model.head(x.mean((2, 3))), labels)
+
+    # Eager's own checkpoint would update batch norm's statistics twice.
+    expect_plain(model, loss, "0.6x", inputs, labels, plain=loss_of(model))
+
+
+def test_what_a_user_wants_saved_is_not_computed_again() -> None:
+    model, inputs, _ = make("mlp")
+
+    def policy(_: object, op: object, *__: object, **___: object) -> CheckpointPolicy:
+        is_product = op in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
+        return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def loss(inputs: torch.Tensor) -> torch.Tensor:
+        contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+        return torch.utils.checkpoint.checkpoint(model, inputs, use_reentrant=False, context_fn=contexts).sum()
+
+    run = Budgeted(loss)
+    run(inputs).backward()
+    run.set_budget(f"{run.place().smallest_bytes() / run.place().store_all_bytes() + 1e-6:.9f}x")
+    run(inputs).backward()
+    place = run.place()
+    products = [call.node.name for call in place.step.captured.calls if "mm" in call.node.name]
+    assert products
+    schedule = json.loads(place.step.chosen[place].plan.schedule.to_json(place.step.shape(Rest()).graph))
+    ran = [one["run"] for one in schedule["steps"] if "run" in one]
+    assert [name for name in products if ran.count(name) > 1] == []
+    assert len(ran) > len(set(ran))
+    expect_plain(model, loss, "1x", inputs)
+
+
+def test_tied_and_frozen_weights_and_an_input_without_gradient() -> None:
+    model, inputs, labels = make("gpt")
+    model.places.weight.requires_grad_(False)
+    model.unused = torch.nn.Linear(2, 2)
+    expect_plain(model, loss_of(model), "0.6x", inputs, labels)
+
+
+def test_in_place_operations_of_the_users() -> None:
+    class InPlace(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(16, 16)
+            self.register_buffer("seen", torch.zeros(16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            y.mul_(2).add_(x)
+            y[:, 3:5] = y[:, 5:7].tanh()
+            self.seen.add_(y.detach().mean(0))
+            z = torch.zeros_like(y)
+            z.copy_(y.sigmoid_())
+            return (z * self.seen).sum()
+
+    torch.manual_seed(0)
+    model = InPlace()
+    expect_plain(model, model, "1x", torch.randn(8, 16))
 
 
 def test_a_model_in_two_graphs() -> None:
