@@ -1,4 +1,4 @@
-"""What the backend itself costs: steps of plain PyTorch, of backend aot_eager and of ours with nothing recomputed, in turn.
+"""What the backend itself costs: plain PyTorch, backend aot_eager, and ours with nothing recomputed, step by step in turn.
 
 Usage: compile_bench.py [--turns N] [--device cpu|cuda]. Ratios are medians over turns; CPU times of the process on CPU.
 """
@@ -20,7 +20,9 @@ from training_models import CASES, loss_of
 import headroom
 
 
-def step_time(run: Callable[..., torch.Tensor], model: torch.nn.Module, batch: list[torch.Tensor], device: str) -> float:
+def step_time(
+    run: Callable[..., torch.Tensor], model: torch.nn.Module, batch: list[torch.Tensor], device: str
+) -> float:
     model.zero_grad()
     if device == "cuda":
         torch.cuda.synchronize()

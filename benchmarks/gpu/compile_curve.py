@@ -3,12 +3,13 @@
 Usage: compile_curve.py MODEL POINT...
 MODEL is resnet50 (batch 128) or gpt2 (medium, 8 x 1024, bf16 autocast); with --small a small one.
 A POINT is
-  plain                eager PyTorch                      checkpoint            eager, torch.utils.checkpoint by block
-  aot                  torch.compile, backend aot_eager   compile+checkpoint    torch.compile, checkpoints by block
-  torch:0.5            torch.compile with activation_memory_budget 0.5
-  eager:BUDGET         headroom, kernels="eager"          inductor:BUDGET       headroom, kernels="inductor"
-BUDGET is bytes that the step may add, such as 4GiB, or a share of the simulated store-all, such as 0.5x. Peaks are the
-largest allocated less what is allocated before the step; times are medians.
+  plain             eager PyTorch                       checkpoint          eager, checkpoints by block
+  aot               torch.compile, backend aot_eager    compile+checkpoint  torch.compile, checkpoints by block
+  torch:0.5         torch.compile with activation_memory_budget 0.5
+  eager:BUDGET      headroom, kernels="eager"           inductor:BUDGET     headroom, kernels="inductor"
+BUDGET is bytes that the step may add, such as 4GiB, a share of the simulated store-all, such as 0.5x, or least. Peaks
+are the largest allocated less what is allocated before the step; times are medians. Gradients of the first step are
+compared with those of the first point that has the same kernels, eager ones or Inductor's.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 import headroom
-from headroom import _C, inductor
+from headroom import _C
 
 GIB = 1 << 30
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -90,52 +91,90 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def measure(name: str, small: bool, point: str, turns: int) -> None:
+def smallest_budget(error: BaseException | None) -> int | None:
+    while error is not None:
+        if isinstance(error, headroom.BudgetError):
+            return error.smallest_budget_bytes
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def least_budget(loss: Callable[[], torch.Tensor], kernels: str) -> int:
+    try:
+        headroom.compile(loss, "0.0001x", kernels=kernels)().backward()
+    except Exception as error:
+        found = smallest_budget(error)
+        if found is None:
+            raise
+        return found + (1 << 20)
+    raise RuntimeError("nothing was too small")
+
+
+def make_run(kind: str, value: str, loss: Callable[[], torch.Tensor], told: list[Any]) -> Callable[[], torch.Tensor]:
+    if kind == "aot":
+        return torch.compile(loss, backend="aot_eager", dynamic=False)
+    if kind == "compile+checkpoint":
+        return torch.compile(loss, dynamic=False)
+    if kind == "torch":
+        torch._functorch.config.activation_memory_budget = float(value)
+        return torch.compile(loss, dynamic=False)
+    if kind in ("eager", "inductor"):
+        budget: int | str = value
+        if value == "least":
+            budget = least_budget(loss, kind)
+        elif not value.endswith("x"):
+            budget = _C.parse_bytes(value) + headroom.current_bytes(DEVICE)
+        return headroom.compile(loss, budget, kernels=kind, on_plan=told.append)
+    return loss
+
+
+def difference(model: nn.Module, expected: list[torch.Tensor]) -> str:
+    """How far the gradients are from those of the first point of its kind, which are kept."""
+    gradients = [one.grad.cpu() for one in model.parameters() if one.grad is not None]
+    if not expected:
+        expected.extend(gradients)
+        return ""
+    if all(torch.equal(one, other) for one, other in zip(gradients, expected, strict=True)):
+        return "  gradients equal"
+    largest = max((one - other).norm() / other.norm() for one, other in zip(gradients, expected, strict=True))
+    return f"  gradients off by {largest:.1e}"
+
+
+def measure(name: str, small: bool, point: str, turns: int, expected: dict[bool, list[torch.Tensor]]) -> None:
     torch._dynamo.reset()
     gc.collect()
     torch.manual_seed(0)
     model, loss, wrap = MODELS[name](small)
     meter = headroom.aot.meter_of(DEVICE)
     kind, _, value = point.partition(":")
-    found: list[inductor.Chosen] = []
     if "checkpoint" in kind:
         wrap()
-    run: Callable[[], torch.Tensor] = loss
-    if kind == "aot":
-        run = torch.compile(loss, backend="aot_eager", dynamic=False)
-    elif kind == "compile+checkpoint":
-        run = torch.compile(loss, dynamic=False)
-    elif kind == "torch":
-        torch._functorch.config.activation_memory_budget = float(value)
-        run = torch.compile(loss, dynamic=False)
-    elif kind in ("eager", "inductor"):
-        budget = value if value.endswith("x") else _C.parse_bytes(value) + meter.current_bytes()
-        run = headroom.compile(loss, budget, kernels=kind, on_plan=found.append)
-    times, peak = [], 0
+    told: list[Any] = []
+    run = make_run(kind, value, loss, told)
+    times, peak, note = [], 0, ""
     first_s = 0.0
+    torch.manual_seed(1)
     for turn in range(turns + 3):
         model.zero_grad()
         synchronize()
         before = meter.current_bytes()
         meter.reset_peak()
         start = time.perf_counter()
-        result = run()
-        result.backward()
+        run().backward()
         synchronize()
         elapsed = time.perf_counter() - start
         if turn == 0:
             first_s = elapsed
+            note = difference(model, expected[kind in ("torch", "compile+checkpoint", "inductor")])
         if turn >= 3:
             times.append(elapsed)
             peak = max(peak, meter.peak_bytes() - before)
-        del result
     torch._functorch.config.activation_memory_budget = 1.0
-    note = ""
-    for one in found:
-        if one.partitioner is not None and one.partitioner.step is not None:
-            simulated = one.partitioner.simulated_bytes - one.partitioner.resident_bytes
-            note += f"  simulated {simulated / GIB:.2f}, tried {one.added_bytes / GIB:.2f}, {one.trials} compiled, scale {one.partitioner.scale:.2f}, {one.partitioner.step.graph.op_count()} ops"
-    print(f"{name} {point:22} {peak / GIB:6.2f} GiB {1e3 * statistics.median(times):8.1f} ms  first {first_s:.0f} s{note}", flush=True)
+    if told:
+        note += f"  predicted {told[-1].predicted_bytes / GIB:.2f} ({told[-1].predicted_bytes / peak - 1:+.1%})"
+        note += f", compiled {sum(one.compilations for one in told)} x" if kind == "inductor" else ""
+    step_ms = 1e3 * statistics.median(times)
+    print(f"{name} {point:18} {peak / GIB:6.2f} GiB {step_ms:7.1f} ms  first {first_s:.0f} s{note}", flush=True)
 
 
 def main() -> None:
@@ -147,9 +186,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
+    expected: dict[bool, list[torch.Tensor]] = {False: [], True: []}  # by whether Inductor compiles it
     for point in options.points:
         try:
-            measure(options.model, options.small, point, options.turns)
+            measure(options.model, options.small, point, options.turns, expected)
         except Exception as error:
             print(f"{options.model} {point:22} {type(error).__name__}: {str(error)[:600]}", flush=True)
 

@@ -49,7 +49,7 @@ class Settings:
     kernels: str = "eager"
     reserve: int | str = 0
     cache: bool = True
-    on_plan: Callable[[Any], None] | None = None  # called with each step that has been planned
+    on_plan: Callable[[Planned], None] | None = None  # told of each plan that is to be run
 
     def __post_init__(self) -> None:
         if self.planner not in _C.planner_names():
@@ -77,6 +77,17 @@ class Settings:
         if isinstance(self.budget, str):
             return before_bytes + _C.parse_budget(self.budget, root.store_all_bytes())
         return self.budget - int(self.reserve)
+
+
+@dataclass
+class Planned:
+    """A plan that steps run by from now on. Bytes are what a step has at most beyond what is there before it."""
+
+    predicted_bytes: int
+    time_ns: int
+    plain_time_ns: int
+    measured_bytes: int | None = None  # of a step tried beforehand
+    compilations: int = 1
 
 
 class BudgetError(ValueError):
@@ -186,7 +197,7 @@ class Step:
             plan, op_step = self.plan(self.shape(rest).smallest_bytes(), rest, outside)
         self.chosen[place] = Chosen(plan, op_step, rest, rest, plan.peak_bytes)
         if self.settings.on_plan is not None:
-            self.settings.on_plan(plan)
+            self.settings.on_plan(Planned(plan.peak_bytes - self.input_bytes(), plan.time_ns, plan.base_time_ns))
         return op_step
 
     def input_bytes(self) -> int:

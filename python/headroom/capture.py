@@ -46,6 +46,7 @@ class Call:
     values: list[int] = field(default_factory=list)  # that it writes; of views none
     is_view: bool = False
     draws: bool = False
+    in_place: bool = True  # may write over its first argument, where it can
     time_ns: int = 0
     workspace_bytes: int = 0
 
@@ -122,7 +123,8 @@ def in_place_of(target: object) -> torch._ops.OpOverload | None:
 def overwritten(call: Call, of: Capture) -> list[int]:
     """The value that the call may write its result over: of its first argument, if that has the result's layout."""
     first = call.node.args[0] if call.node.args else None
-    if in_place_of(call.node.target) is None or not isinstance(first, fx.Node) or len(call.values) != 1:
+    can = call.in_place and in_place_of(call.node.target) is not None
+    if not can or not isinstance(first, fx.Node) or len(call.values) != 1:
         return []
     value = of.value_of_tensor[of.number[first]] if first in of.number else -1
     others = [of.value_of_tensor[of.number[one]] for one in needs_a_tensor(call.node)[1:] if one in of.number]
@@ -334,7 +336,9 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
         call = of.calls[position]
         reads = list(dict.fromkeys(of.value_of_tensor[one] for one in call.reads))
         costs = (call.time_ns, call.workspace_bytes)
-        ops.append((call.node.name, is_backward, reads, call.values, *costs, may_recompute(call), overwritten(call, of)))
+        ops.append(
+            (call.node.name, is_backward, reads, call.values, *costs, may_recompute(call), overwritten(call, of))
+        )
         call_of_op.append(position)
 
     for position in forward:

@@ -1,4 +1,4 @@
-"""Plans that Inductor runs: made on the kernels that it will make, emitted as a partition, and set right by measuring."""
+"""Plans that Inductor runs: made on the kernels that it will make, emitted as a partition, tried and set right."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.utils import _pytree as pytree
 
 from headroom import _C
-from headroom.aot import BudgetError, Settings, cache_of, meter_of, too_small
+from headroom.aot import BudgetError, Planned, Settings, cache_of, meter_of, too_small
 from headroom.capture import Call, Capture, Unsupported, capture, is_tensor, make_graph, may_recompute
 from headroom.costs import CostCache, fill_costs, move_time_ns
 
@@ -51,8 +51,8 @@ def _is_inlined(call: Call) -> bool:
 def fuse(of: Capture) -> Capture:
     """The capture with only those calls as ops whose results Inductor will store.
 
-    Results of pointwise calls are stored where a kernel of another kind or nobody but the user reads them, where several
-    large tensors meet in one that is read more than once, and where a kernel would read too many tensors. All others are
+    Results of pointwise calls are stored where a kernel of another kind or the user reads them, where several large
+    tensors meet in one that is read more than once, and where a kernel would read too many tensors. All others are
     computed inside the kernels that read them: such a call has no values, and its readers read what it reads.
     """
     outputs = {one for one in [*of.forward_outputs, *of.backward_outputs] if one >= 0}
@@ -91,7 +91,7 @@ def fuse(of: Capture) -> Capture:
         is_output = any(value in output_values for value in call.values)
         stored.append(by_others or is_output or meets or len(reads[-1]) > _MOST_READS)
     calls = [
-        replace(call, reads=reads[position], values=call.values if stored[position] else [])
+        replace(call, reads=reads[position], values=call.values if stored[position] else [], in_place=False)
         for position, call in enumerate(of.calls)
     ]
     return replace(of, calls=calls)
@@ -104,7 +104,8 @@ def _uses(call: Call, readers: dict[int, list[int]]) -> list[int]:
 def fill_kernel_costs(of: Capture, fused: Capture, cache: CostCache) -> None:
     """Kernels of Inductor's own move their inputs and results; the others are measured."""
     own = [_is_inlined(call) or _packet(call) in _REDUCTIONS for call in of.calls]
-    fill_costs(replace(fused, calls=[call for call, is_own in zip(fused.calls, own, strict=True) if not is_own]), cache, meter_of(of.device))
+    others = [call for call, is_own in zip(fused.calls, own, strict=True) if not is_own]
+    fill_costs(replace(fused, calls=others), cache, meter_of(of.device))
     for call, is_own in zip(fused.calls, own, strict=True):
         if is_own and call.values:
             moved = sum(of.values[value][1] for value in {of.value_of_tensor[one] for one in call.reads})
@@ -154,9 +155,7 @@ class Emission:
             self.now.pop(node, None)
 
 
-def emit(
-    joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule
-) -> tuple[fx.GraphModule, fx.GraphModule]:
+def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward in the order of the schedule, with a copy of what it runs again for each time it does."""
     fused, count = step.fused, step.output_count
     emission = Emission(joint, fused)
@@ -218,6 +217,7 @@ class KernelStep:
     output_count: int
     writes: dict[fx.Node, fx.Node]  # nodes that write inputs over, and what they write
     store_all_bytes: int
+    plain_time_ns: int
 
 
 def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Settings) -> KernelStep:
@@ -235,8 +235,10 @@ def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Setting
     fused = fuse(captured)
     fill_kernel_costs(captured, fused, cache_of(captured.device, persistent=settings.cache))
     graph, call_of_op = make_graph(fused)
-    store_all_bytes = _C.simulate(graph, _C.store_all(graph)).peak_bytes
-    return KernelStep(fused, graph, _C.Problem(graph), call_of_op, output_count, writes, store_all_bytes)
+    plain = _C.simulate(graph, _C.store_all(graph))
+    return KernelStep(
+        fused, graph, _C.Problem(graph), call_of_op, output_count, writes, plain.peak_bytes, plain.time_ns
+    )
 
 
 class Partitioner(CustomPartitionerFn):
@@ -251,6 +253,7 @@ class Partitioner(CustomPartitionerFn):
         self.resident_bytes = 0
         self.budget_bytes = 0  # beside what is outside
         self.simulated_bytes = 0
+        self.time_ns = 0
         self.is_smallest = False
 
     def __call__(
@@ -263,13 +266,13 @@ class Partitioner(CustomPartitionerFn):
         self.budget_bytes = self.settings.graph_budget(step.graph, step.store_all_bytes, self.outside_bytes)
         target = self.resident_bytes + int((self.budget_bytes - self.resident_bytes) * self.scale)
         if target >= step.store_all_bytes:
-            self.simulated_bytes = step.store_all_bytes
+            self.simulated_bytes, self.time_ns = step.store_all_bytes, step.plain_time_ns
             return partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
         plan = _C.make_plan(step.problem, self.settings.planner, max(target, 0), 0)
         if plan.schedule is None:
             self.is_smallest = True
             plan = _C.make_plan(step.problem, self.settings.planner, plan.smallest_budget_bytes, 0)
-        self.schedule, self.simulated_bytes = plan.schedule, plan.peak_bytes
+        self.schedule, self.simulated_bytes, self.time_ns = plan.schedule, plan.peak_bytes, plan.time_ns
         return emit(gm, step, plan.schedule)
 
     def __deepcopy__(self, _: object) -> Partitioner:
@@ -313,6 +316,11 @@ class Chosen:
     added_bytes: int = 0  # at most, beyond what was there before, in the trial
     trials: int = 0
 
+    def planned(self) -> Planned:
+        by = self.partitioner
+        predicted = int((by.simulated_bytes - by.resident_bytes) / by.scale)
+        return Planned(predicted, by.time_ns, by.step.plain_time_ns, self.added_bytes, self.trials)
+
 
 def choose(gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, scale: float) -> Chosen:
     """Plans, compiles and tries a step until its real peak is under the budget, and close to it if that is easy."""
@@ -325,9 +333,7 @@ def choose(gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, sca
         partitioner = Partitioner(settings, outside_bytes(tensors, device), scale)
         # Without AOTAutograd's cache, which goes by the graph before the partition.
         with torch._functorch.config.patch(enable_autograd_cache=False):
-            compiled = compile_fx(
-                copy_of(gm), list(arguments), config_patches={"custom_partitioner_fn": partitioner}
-            )
+            compiled = compile_fx(copy_of(gm), list(arguments), config_patches={"custom_partitioner_fn": partitioner})
         found = Chosen(compiled, partitioner, try_step(compiled, arguments, device), trial + 1)
         if partitioner.step is None:
             return found  # nothing in it takes a gradient
@@ -342,12 +348,13 @@ def choose(gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, sca
             break
         if not fits and partitioner.is_smallest:
             smallest = partitioner.resident_bytes + found.added_bytes
-            raise too_small(settings, partitioner.step.problem, partitioner.step.graph, smallest, partitioner.outside_bytes)
+            step = partitioner.step
+            raise too_small(settings, step.problem, step.graph, smallest, partitioner.outside_bytes)
         scale = simulated / max(found.added_bytes, 1) * (1 if fits else 0.99)
     if best is None:
-        raise BudgetError("no plan was found that Inductor keeps to; try kernels=\"eager\"", 0)
+        raise BudgetError('no plan was found that Inductor keeps to; try kernels="eager"', 0)
     if settings.on_plan is not None:
-        settings.on_plan(best)
+        settings.on_plan(best.planned())
     return best
 
 
