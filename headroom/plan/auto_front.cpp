@@ -57,7 +57,8 @@ int64_t slightly_more(int64_t time_ns) {
 
 class FrontBuilder {
  public:
-  FrontBuilder(const FlatGraph& flat, const PlanLimits& limits) : flat_(flat), limits_(limits), search_(flat) {
+  FrontBuilder(const FlatGraph& flat, const PlanLimits& limits)
+      : flat_(flat), limits_(limits), bounds_(flat.graph), search_(flat) {
     for (const OpId op : base_ops(flat.graph)) base_.push_back(static_cast<int32_t>(op));
   }
 
@@ -194,7 +195,7 @@ class FrontBuilder {
   }
 
   bool add_level(int64_t target_bytes) {
-    const MemoryBound bound = memory_bound(flat_.graph, target_bytes, is_short() ? 3 : 1);
+    const MemoryBound bound = bounds_.within(target_bytes, is_short() ? 3 : 1);
     if (!bound.is_feasible) return false;
     std::vector<JudgedRuns> plans = find_starts(target_bytes, bound);
     const bool found = !plans.empty();
@@ -318,7 +319,7 @@ class FrontBuilder {
       levels_.clear();
       for (size_t i = starts_.size() - 1; i-- > 0;) {
         const int64_t target_bytes = starts_[i + 1].peak_bytes - 1;
-        const int64_t bound_ns = memory_bound(flat_.graph, target_bytes).time_ns;
+        const int64_t bound_ns = bounds_.within(target_bytes).time_ns;
         levels_.push_back({target_bytes, bound_ns, {starts_[i]}});
       }
       improve_all(round + pass, work_of_round(2));
@@ -380,6 +381,7 @@ class FrontBuilder {
 
   const FlatGraph& flat_;
   PlanLimits limits_;
+  MemoryBounds bounds_;
   RunSearch search_;
   std::vector<int32_t> base_;
   JudgedRuns plain_;

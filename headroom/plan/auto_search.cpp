@@ -405,7 +405,7 @@ bool RunSearch::descend(int64_t target_bytes, const DescentOptions& options) {
 /// told without trying. Where an alternative ran before that does not make all of it, that one gives way to this op.
 std::optional<RunSearch::Removal> RunSearch::find_removal(int32_t position, int64_t target_bytes) const {
   const int32_t op = now_.run(position);
-  Removal removal{position, -1, op};
+  Removal removal{position, -1, op, position, 0};
   int64_t sum = 0;
   int32_t first = position;
   bool lacks_some = false;
@@ -418,9 +418,13 @@ std::optional<RunSearch::Removal> RunSearch::find_removal(int32_t position, int6
     sum += flat_.bytes[at(w)];
     if (later == copies.begin()) {
       lacks_some = true;
-    } else {
-      first = std::min(first, std::prev(later)->freed + 1);
+      continue;
     }
+    const int32_t freed = std::prev(later)->freed;
+    first = std::min(first, freed + 1);
+    if (freed >= position) continue;
+    const std::span<const int32_t> taken_over = flat_.overwrites(now_.run(freed));
+    if (std::ranges::find(taken_over, w) != taken_over.end()) first = std::min(first, freed);
   }
   if (!lacks_some) {
     removal.replaced = -1;
@@ -437,6 +441,8 @@ std::optional<RunSearch::Removal> RunSearch::find_removal(int32_t position, int6
     first = std::min(first, removal.replaced);
   }
   if (now_.most(first, position - 1) > target_bytes - sum) return {};
+  removal.first = first;
+  removal.bytes = sum;
   return removal;
 }
 
@@ -492,15 +498,18 @@ void RunSearch::prune(int64_t target_bytes) {
     for (int32_t p = 0; p < now_.size(); ++p)
       if (is_rerun(p)) order.emplace_back(-flat_.time_ns[at(now_.run(p))], p);
     std::ranges::sort(order);
-    // Several at a time while that fits, since each try looks at the whole sequence: twice as many after a success.
-    size_t most = 1;
+    // As many at a time as seem to fit together, since each try looks at the whole sequence.
+    size_t most = flat_.has_alternatives ? 1 : order.size();
     for (size_t i = 0; i < order.size();) {
       std::vector<Removal> removals;
+      added_.assign(at(now_.size()), 0);
       const size_t first = i;
       for (; i < order.size() && removals.size() < most; ++i) {
         ++work_;
         const std::optional<Removal> removal = find_removal(order[i].second, target_bytes);
-        if (removal) removals.push_back(*removal);
+        if (!removal || !fits_with_others(*removal, removals, target_bytes)) continue;
+        removals.push_back(*removal);
+        for (int32_t p = removal->first; p < removal->position; ++p) added_[at(p)] += removal->bytes;
       }
       if (removals.empty()) continue;
       try_without(removals);
@@ -511,7 +520,6 @@ void RunSearch::prune(int64_t target_bytes) {
       }
       std::swap(now_, trial_);
       changed = true;
-      if (!flat_.has_alternatives) most *= 2;
       std::ranges::sort(removals, {}, &Removal::position);
       for (size_t k = i; k < order.size(); ++k) {
         const auto later = std::ranges::partition_point(
@@ -520,6 +528,15 @@ void RunSearch::prune(int64_t target_bytes) {
       }
     }
   }
+}
+
+/// Whether a run can go with others that do, which add added_; not with one of the same op, from which it would be
+/// kept.
+bool RunSearch::fits_with_others(const Removal& removal, std::span<const Removal> others, int64_t target_bytes) const {
+  if (std::ranges::any_of(others, [&](const Removal& other) { return other.op == removal.op; })) return false;
+  for (int32_t p = removal.first; p < removal.position; ++p)
+    if (now_.moment(p) > target_bytes - removal.bytes - added_[at(p)]) return false;
+  return true;
 }
 
 /// Something that it makes was made before.

@@ -80,6 +80,8 @@ class RunSearch {
     int32_t position;
     int32_t replaced;  ///< an earlier run that becomes one of `op`; -1: none
     int32_t op;
+    int32_t first;  ///< from here to before `position`
+    int64_t bytes;  ///< so many more are kept
   };
   struct Candidate {
     double bound;
@@ -104,6 +106,7 @@ class RunSearch {
   void make_leaner();
   bool is_rerun(int32_t position) const;
   std::optional<Removal> find_removal(int32_t position, int64_t target_bytes) const;
+  bool fits_with_others(const Removal& removal, std::span<const Removal> others, int64_t target_bytes) const;
   void restart();
   void try_runs(const std::vector<int32_t>& runs);
   void try_without(std::span<const Removal> removals);
@@ -125,6 +128,7 @@ class RunSearch {
   std::vector<Candidate> candidates_;
   std::vector<std::pair<int32_t, int32_t>> banned_;  ///< (value, before) that did not help in the present sequence
   std::vector<int32_t> edited_;
+  std::vector<int64_t> added_;  ///< by position: kept in addition where runs go that prune() has chosen
   std::vector<uint8_t> evicted_;
   std::vector<uint8_t> relied_;
   std::vector<int32_t> open_;
