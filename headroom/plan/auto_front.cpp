@@ -26,11 +26,12 @@ constexpr int kPasses = 12;          ///< of that
 constexpr int kMostIdle = 3;         ///< of them in a row that find nothing
 constexpr int64_t kTriedRuns = 300;  ///< up to here what does not come by itself is tried at random
 constexpr int64_t kVeryManyRuns = 1000;
-constexpr int64_t kStartWork = 1'000'000;  ///< of one start, divided among its runs
-constexpr int kMostAttempts = 40;          ///< at a level that does not come by itself
-constexpr int kMostRuined = 12;            ///< reruns at a time
-constexpr int64_t kClose = 10000;          ///< a part of the time that is not worth more work
-constexpr int64_t kSlowest = 8;            ///< times plain training, for starts
+constexpr int64_t kStartWork = 700'000;     ///< of one start, divided among its runs
+constexpr int64_t kPolishWork = 2'000'000;  ///< of all levels at normal effort, divided among the runs
+constexpr int kMostAttempts = 40;           ///< at a level that does not come by itself
+constexpr int kMostRuined = 12;             ///< reruns at a time
+constexpr int64_t kClose = 10000;           ///< a part of the time that is not worth more work
+constexpr int64_t kSlowest = 8;             ///< times plain training, for starts
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
@@ -90,7 +91,7 @@ class FrontBuilder {
   int64_t work_per_run() const {
     if (limits_.effort == Effort::kLow) return 1'000;
     if (limits_.effort == Effort::kHigh) return 100'000;
-    return is_long() ? 3'000 : 8'000;
+    return is_long() ? 3'000 : std::clamp<int64_t>(kPolishWork / std::max<int64_t>(std::ssize(base_), 1), 5'000, 8'000);
   }
 
   /// For a level that does not come by itself.
@@ -175,9 +176,20 @@ class FrontBuilder {
       if (is_short() || !cut) try_start(runs, target_bytes, cut, {16});
     }
     std::optional<JudgedRuns> best;
-    if (!is_long()) try_start(base_, target_bytes, best, {6});
-    if (is_short() || (!best && !cut)) try_start(base_, target_bytes, best, {16});
-    if (!levels_.empty()) try_start(levels_.back().best().runs, target_bytes, best, {6});
+    const auto descend_from_above = [&] {
+      if (!levels_.empty()) try_start(levels_.back().best().runs, target_bytes, best, {6});
+    };
+    if (is_short() || is_long()) {
+      if (is_short()) try_start(base_, target_bytes, best, {6});
+      if (is_short() || !cut) try_start(base_, target_bytes, best, {16});
+      descend_from_above();
+    } else {
+      // What plain training does not come down to costs the most: once is enough to see it.
+      if (!plain_fails_) try_start(base_, target_bytes, best, {6});
+      plain_fails_ = plain_fails_ || !best;
+      descend_from_above();
+      if (!best && !cut) try_start(base_, target_bytes, best, {16});
+    }
     // Other choices at random, from above and from plain training by turns, until one gets there.
     const int64_t end = search_.work() + start_work();
     for (int i = 0; std::ssize(base_) <= kTriedRuns && !best && !cut && i < kMostAttempts && search_.work() < end;
@@ -385,6 +397,7 @@ class FrontBuilder {
   RunSearch search_;
   std::vector<int32_t> base_;
   JudgedRuns plain_;
+  bool plain_fails_ = false;  ///< to come down to a level in few insertions at a time
   std::vector<JudgedRuns> starts_;
   std::vector<Level> levels_;
 };

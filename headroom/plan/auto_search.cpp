@@ -291,7 +291,8 @@ void RunSearch::find_candidates(const DescentOptions& options) {
 /// The `most` best moves or so: candidates are looked at from the highest bound down, until none can be better.
 bool RunSearch::find_moves(size_t most) {
   const auto less = [](const Candidate& a, const Candidate& b) {
-    return std::tuple(a.bound, b.value, b.position) < std::tuple(b.bound, a.value, a.position);
+    if (a.bound != b.bound) return a.bound < b.bound;
+    return a.value != b.value ? a.value > b.value : a.position > b.position;
   };
   std::ranges::make_heap(candidates_, less);
   move_count_ = 0;
@@ -322,15 +323,27 @@ bool RunSearch::find_moves(size_t most) {
 
 void RunSearch::make_edited(const std::vector<Insertion>& insertions, const std::vector<int32_t>& erasures) {
   edited_.clear();
-  size_t next = 0;
-  size_t gone = 0;
-  for (int32_t p = 0; p < now_.size(); ++p) {
-    for (; next < insertions.size() && insertions[next].before == p; ++next) edited_.push_back(insertions[next].op);
-    while (gone < erasures.size() && erasures[gone] < p) ++gone;
-    if (gone < erasures.size() && erasures[gone] == p) continue;
-    edited_.push_back(now_.run(p));
+  const std::vector<int32_t>& runs = now_.runs();
+  int32_t copied = 0;
+  const auto copy_up_to = [&](int32_t end) {
+    edited_.insert(edited_.end(), runs.begin() + copied, runs.begin() + end);
+    copied = end;
+  };
+  auto gone = erasures.begin();
+  const auto erase_up_to = [&](int32_t end) {
+    for (; gone != erasures.end() && *gone < end; ++gone) {
+      if (*gone < copied) continue;  // twice in the list
+      copy_up_to(*gone);
+      ++copied;
+    }
+  };
+  for (const Insertion& insertion : insertions) {
+    erase_up_to(insertion.before);
+    copy_up_to(std::max(copied, insertion.before));
+    edited_.push_back(insertion.op);
   }
-  for (; next < insertions.size(); ++next) edited_.push_back(insertions[next].op);
+  erase_up_to(now_.size());
+  copy_up_to(now_.size());
 }
 
 /// The best moves, as long as none undoes what another relies on and they do not go far beyond the target together.

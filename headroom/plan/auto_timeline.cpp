@@ -28,8 +28,8 @@ FlatGraph::FlatGraph(const Graph& given)
     add(outputs_, op.outputs);
     add(overwrites_, op.overwrites);
     const auto i = static_cast<int32_t>(time_ns.size());
-    for (const int32_t v : inputs(i)) touched_.ids.push_back(2 * v);
-    for (const int32_t v : outputs(i)) touched_.ids.push_back(2 * v + 1);
+    for (const int32_t v : inputs(i)) touched_.ids.push_back(2 * static_cast<uint32_t>(v));
+    for (const int32_t v : outputs(i)) touched_.ids.push_back(2 * static_cast<uint32_t>(v) + 1);
     touched_.close();
     time_ns.push_back(op.time_ns);
     workspace.push_back(op.workspace_bytes);
@@ -125,34 +125,36 @@ void Timeline::find_most() {
 /// A counting sort of all reads and writes by value.
 void Timeline::find_events() {
   event_begin_.assign(at(flat_->value_count) + 1, 0);
+  int32_t* const begins = event_begin_.data();
   for (const int32_t op : runs_)
-    for (const int32_t touch : flat_->touched(op)) ++event_begin_[at(touch / 2)];
+    for (const uint32_t touch : flat_->touched(op)) ++begins[touch / 2];
   int32_t sum = 0;
   for (int32_t& begin : event_begin_) begin = sum += begin;
   events_.resize(at(sum));
+  Event* const events = events_.data();
   for (int32_t p = size(); p-- > 0;)
-    for (const int32_t touch : flat_->touched(run(p)))
-      events_[at(--event_begin_[at(touch / 2)])] = {p, (touch & 1) != 0};
+    for (const uint32_t touch : flat_->touched(run(p))) events[--begins[touch / 2]] = {p, (touch & 1) != 0};
 }
 
 void Timeline::find_copies() {
   copy_begin_.resize(at(flat_->value_count) + 1);
   copies_.resize(events_.size());  // at most one for each
-  size_t count = 0;
+  Copy* next = copies_.data();
   for (int32_t v = 0; v < flat_->value_count; ++v) {
-    copy_begin_[at(v)] = static_cast<int32_t>(count);
+    copy_begin_[at(v)] = static_cast<int32_t>(next - copies_.data());
     const std::span<const Event> all = events(v);
+    if (all.empty()) continue;
     for (const Event& event : all) {
       if (event.is_write) {
-        copies_[count++] = {event.position, event.position, event.position};
+        *next++ = {event.position, event.position, event.position};
       } else {
-        copies_[count - 1].last = copies_[count - 1].freed = event.position;
+        next[-1].last = next[-1].freed = event.position;
       }
     }
-    if (!all.empty() && flat_->is_output[at(v)] != 0) copies_[count - 1].last = copies_[count - 1].freed = size();
+    if (flat_->is_output[at(v)] != 0) next[-1].last = next[-1].freed = size();
   }
-  copies_.resize(count);
-  copy_begin_.back() = static_cast<int32_t>(count);
+  copies_.resize(static_cast<size_t>(next - copies_.data()));
+  copy_begin_.back() = static_cast<int32_t>(copies_.size());
 }
 
 void Timeline::extend_held() {
