@@ -181,6 +181,14 @@ int64_t value_count(const Graph& graph) {
   return std::ranges::count_if(graph.values(), [](const Value& value) { return !value.resident; });
 }
 
+/// -1: there is no plan.
+int64_t time_within(const Front& front, int64_t budget_bytes) {
+  int64_t time_ns = -1;
+  for (const JudgedRuns& plan : front)
+    if (plan.peak_bytes <= budget_bytes) time_ns = plan.time_ns;
+  return time_ns;
+}
+
 void compare_with_optimum(const Problem& problem, Effort effort, uint64_t seed, Shares& shares) {
   PlanRequest request;
   request.limits.effort = effort;
@@ -189,26 +197,22 @@ void compare_with_optimum(const Problem& problem, Effort effort, uint64_t seed, 
   request.budget_bytes = 0;
   const PlanResult least = plan_exhaustive(problem.graph, request);
   if (least.status == PlanStatus::kTimeout) return;
-  // Where `auto` asks `exhaustive`, within the same limits, its answer is the optimum below; else it is from the front.
-  const bool asks_exhaustive =
-      value_count(problem.graph) <=
-      (effort == Effort::kHigh ? AutoLimits::kMostAtHighEffort : AutoLimits::kMostExhaustiveValues);
   const FlatGraph flat(problem.graph);
-  const AutoFront front = make_auto_front(problem, flat, request.limits);
+  const PlanLimits limits{.effort = effort, .threads = 1};
+  const Front searched = search_front(problem, flat, limits);
+  const Front front = make_auto_front(problem, flat, limits).plans;
   for (int third = 0; third < 3; ++third) {
     request.budget_bytes =
         least.smallest_budget_bytes + (problem.base_peak_bytes - least.smallest_budget_bytes) * third / 3;
     const Plan optimum = make_plan(get_planner("exhaustive"), problem, request);
     if (optimum.result.status != PlanStatus::kOptimal) continue;
-    int64_t found_ns = -1;
-    for (const JudgedRuns& one : front.plans)
-      if (one.peak_bytes <= *request.budget_bytes) found_ns = one.time_ns;
+    const int64_t found_ns = time_within(searched, *request.budget_bytes);
     ++shares.cases;
     if (found_ns != *optimum.time_ns)
       std::fprintf(stderr, "seed %llu, budget %lld: optimum %lld, search %lld\n", static_cast<unsigned long long>(seed),
                    static_cast<long long>(*request.budget_bytes), static_cast<long long>(*optimum.time_ns),
                    static_cast<long long>(found_ns));
-    shares.by_auto += asks_exhaustive || found_ns == *optimum.time_ns ? 1 : 0;
+    shares.by_auto += time_within(front, *request.budget_bytes) == *optimum.time_ns ? 1 : 0;
     shares.by_search += found_ns == *optimum.time_ns ? 1 : 0;
     shares.bound_above += memory_bound(problem.graph, *request.budget_bytes).time_ns > *optimum.time_ns ? 1 : 0;
   }

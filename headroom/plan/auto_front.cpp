@@ -63,7 +63,7 @@ class FrontBuilder {
     for (const OpId op : base_ops(flat.graph)) base_.push_back(static_cast<int32_t>(op));
   }
 
-  AutoFront build(const std::vector<Schedule>& starts) {
+  Front build(const std::vector<Schedule>& starts) {
     search_.assign(base_);
     plain_ = search_.judged();
     for (const Schedule& schedule : starts) add_start(schedule);
@@ -312,15 +312,6 @@ class FrontBuilder {
     }
   }
 
-  /// Plans of all levels and starts that none other beats, smallest peak first.
-  static std::vector<JudgedRuns> undominated(std::vector<JudgedRuns> all) {
-    std::ranges::stable_sort(all, {}, [](const JudgedRuns& plan) { return std::pair(plan.peak_bytes, plan.time_ns); });
-    std::vector<JudgedRuns> plans;
-    for (JudgedRuns& plan : all)
-      if (plans.empty() || plan.time_ns < plans.back().time_ns) plans.push_back(std::move(plan));
-    return plans;
-  }
-
   /// Every plan is a level: what is sought is a faster one below the peak of the next. Then as low as it goes.
   void refine(int round) {
     for (int pass = 0, idle = 0; pass < kPasses && idle < kMostIdle; ++pass) {
@@ -381,14 +372,14 @@ class FrontBuilder {
     return plans;
   }
 
-  AutoFront front() {
+  Front front() {
     std::vector<JudgedRuns> all = starts_;
     all.push_back(plain_);
     std::vector<std::vector<JudgedRuns>> between(levels_.size());
     for_each_level([&](RunSearch& search, size_t k) { between[k] = plans_between(search, k); });
     for (std::vector<JudgedRuns>& plans : between) std::ranges::move(plans, std::back_inserter(all));
     for (Level& level : levels_) all.push_back(std::move(level.plans.front()));
-    return {undominated(std::move(all))};
+    return undominated(std::move(all));
   }
 
   const FlatGraph& flat_;
@@ -433,7 +424,15 @@ std::vector<int64_t> level_targets(int64_t most_bytes, int64_t least_bytes) {
   return targets;
 }
 
-AutoFront make_auto_front(const FlatGraph& flat, const std::vector<Schedule>& starts, const PlanLimits& limits) {
+Front undominated(std::vector<JudgedRuns> plans) {
+  std::ranges::stable_sort(plans, {}, [](const JudgedRuns& plan) { return std::pair(plan.peak_bytes, plan.time_ns); });
+  Front front;
+  for (JudgedRuns& plan : plans)
+    if (front.empty() || plan.time_ns < front.back().time_ns) front.push_back(std::move(plan));
+  return front;
+}
+
+Front search_front(const FlatGraph& flat, const std::vector<Schedule>& starts, const PlanLimits& limits) {
   return FrontBuilder(flat, limits).build(starts);
 }
 

@@ -111,14 +111,14 @@ struct Against {
 void compare_with_exhaustive(const Problem& problem, Effort effort, const std::string& where, Against& against) {
   const Graph& graph = problem.graph;
   const FlatGraph flat(graph);
-  const AutoFront front = make_auto_front(problem, flat, {.effort = effort, .threads = 1});
+  const Front front = search_front(problem, flat, {.effort = effort, .threads = 1});
   PlanRequest request;
   request.budget_bytes = 0;
   const int64_t smallest_bytes = plan_exhaustive(graph, request).smallest_budget_bytes;
-  ASSERT_GE(front.plans.front().peak_bytes, smallest_bytes) << where;
+  ASSERT_GE(front.front().peak_bytes, smallest_bytes) << where;
   ASSERT_LE(peak_lower_bound_bytes(flat), smallest_bytes) << where;
   ++against.smallest;
-  against.smallest_equal += front.plans.front().peak_bytes == smallest_bytes ? 1 : 0;
+  against.smallest_equal += front.front().peak_bytes == smallest_bytes ? 1 : 0;
   for (int third = 0; third < 3; ++third) {
     request.budget_bytes = smallest_bytes + (problem.base_peak_bytes - smallest_bytes) * third / 3;
     const PlanResult optimum = plan_exhaustive(graph, request);
@@ -128,7 +128,7 @@ void compare_with_exhaustive(const Problem& problem, Effort effort, const std::s
     ASSERT_TRUE(bound.is_feasible) << where << "budget " << *request.budget_bytes;
     ASSERT_LE(bound.time_ns, optimum_ns) << where << "budget " << *request.budget_bytes;
     int64_t found_ns = std::numeric_limits<int64_t>::max();
-    for (const JudgedRuns& plan : front.plans)
+    for (const JudgedRuns& plan : front)
       if (plan.peak_bytes <= *request.budget_bytes) found_ns = plan.time_ns;
     ASSERT_GE(found_ns, optimum_ns) << where << "budget " << *request.budget_bytes;
     ++against.cases;
