@@ -212,6 +212,38 @@ TEST(PlanAuto, MoreMemoryIsNeverSlowerAndTheCurveIsTheFront) {
   EXPECT_EQ(last_ns, problem.base_time_ns);
 }
 
+/// Also where `exhaustive` has reached its limit at some budgets and not at others: with few states it does at most.
+TEST(PlanAuto, MoreMemoryIsNeverSlowerOnSmallGraphs) {
+  int exact = 0;
+  int limited = 0;
+  for (uint64_t seed = 1; seed <= 2000; ++seed) {
+    Random random(seed);
+    const bool is_chain = random.chance(30);
+    const Problem problem =
+        is_chain ? make_problem(testing::random_chain(random, static_cast<int>(random.number(2, 4))))
+                 : make_problem(Graph(testing::random_graph(
+                       random, {.forward_ops = static_cast<int>(random.number(3, 6)), .special = random.chance(50)})));
+    PlanRequest request;
+    request.limits = {.max_states = random.number(1, 1'000), .effort = Effort::kLow, .threads = 1};
+    const int64_t less = random.number(50, 99);
+    const int64_t more = random.number(less, 99);
+    std::optional<int64_t> last_ns;
+    for (const int64_t percent : {less, more}) {
+      request.budget_bytes = problem.base_peak_bytes * percent / 100;
+      const Plan plan = make_plan(get_planner("auto"), problem, request);
+      exact += plan.result.status == PlanStatus::kOptimal ? 1 : 0;
+      limited += plan.result.status == PlanStatus::kTimeout ? 1 : 0;
+      if (last_ns) {
+        ASSERT_TRUE(plan.time_ns) << "seed " << seed << ", " << percent << " %";
+        ASSERT_LE(*plan.time_ns, *last_ns) << "seed " << seed << ", " << percent << " %\n" << to_text(problem.graph);
+      }
+      last_ns = plan.time_ns;
+    }
+  }
+  EXPECT_GT(exact, 500);
+  EXPECT_GT(limited, 500);
+}
+
 TEST(PlanAuto, MoreEffortIsNeverSlowerHereAndThreadsDoNotMatter) {
   const Problem problem = make_problem(u_shape(20));
   PlanRequest request;
