@@ -284,6 +284,9 @@ void RunSearch::find_candidates(const DescentOptions& options) {
       const int32_t early = last_chance(v, position);
       if (early > first && early < position && over_count_[at(early)] > over_count_[at(first)])
         add_candidate(v, first, early, options.noise);
+      if (options.noise == 0 || position - first < 2) continue;
+      const int32_t anywhere = first + 1 + static_cast<int32_t>(random(at(position - first - 1)));
+      if (over_count_[at(anywhere)] > over_count_[at(first)]) add_candidate(v, first, anywhere, options.noise);
     }
   }
 }
@@ -506,7 +509,7 @@ void RunSearch::prune(int64_t target_bytes) {
     if (now_.peak_bytes() > target_bytes) assign(before);
   }
   for (bool changed = true; changed;) {
-    changed = false;
+    changed = drop_early_runs();
     std::vector<std::pair<int64_t, int32_t>> order;  // the longest first
     for (int32_t p = 0; p < now_.size(); ++p)
       if (is_rerun(p)) order.emplace_back(-flat_.time_ns[at(now_.run(p))], p);
@@ -541,6 +544,33 @@ void RunSearch::prune(int64_t target_bytes) {
       }
     }
   }
+}
+
+/// Takes away first runs that nothing reads before the op runs again, as long as no other first run is in between: first
+/// runs stay in order, and memory only gets less.
+bool RunSearch::drop_early_runs() {
+  std::vector<int32_t> early;
+  int32_t next_first = now_.size();  // the first run that follows
+  for (int32_t p = now_.size(); p-- > 0;) {
+    if (is_rerun(p)) continue;
+    const std::span<const int32_t> outputs = flat_.outputs(now_.run(p));
+    const auto is_made_again = [&](int32_t w) {
+      const std::span<const Timeline::Event> events = now_.events(w);
+      return events.size() > 1 && events[1].is_write && events[1].position < next_first &&
+             now_.run(events[1].position) == now_.run(p);
+    };
+    if (!outputs.empty() && std::ranges::all_of(outputs, is_made_again)) {
+      early.push_back(p);
+    } else {
+      next_first = p;
+    }
+  }
+  work_ += now_.size() / 8;
+  if (early.empty()) return false;
+  std::ranges::reverse(early);
+  make_edited({}, early);
+  assign(std::vector(edited_));
+  return true;
 }
 
 /// Whether a run can go with others that do, which add added_; not with one of the same op, from which it would be
@@ -608,7 +638,29 @@ bool RunSearch::ruin(int count) {
   return true;
 }
 
+/// An op that may run only once, where an alternative does as well until something reads what only the op makes: the
+/// alternative takes its place, and the op runs right before that.
+void RunSearch::put_off(int32_t position) {
+  const int32_t op = now_.run(position);
+  const auto shared = std::ranges::find_if(flat_.outputs(op), [&](int32_t v) { return flat_.maker[at(v)] >= 0; });
+  if (flat_.once[at(op)] == 0 || shared == flat_.outputs(op).end()) return;
+  const int32_t other = flat_.maker[at(*shared)];
+  const auto is_ready = [&](int32_t u) { return now_.events(u).front().position < position; };
+  if (!std::ranges::all_of(flat_.inputs(other), is_ready)) return;
+  int32_t needed = now_.size();
+  for (const int32_t w : flat_.outputs(op)) {
+    if (std::ranges::find(flat_.outputs(other), w) != flat_.outputs(other).end()) continue;
+    const std::span<const Timeline::Event> events = now_.events(w);
+    if (events.size() > 1) needed = std::min(needed, events[1].position);
+  }
+  make_edited({{needed, op}}, {});
+  edited_[at(position)] = other;
+  try_runs(edited_);
+  std::swap(now_, trial_);
+}
+
 void RunSearch::insert_any(int count) {
+  if (flat_.has_alternatives && random(2) == 0) put_off(static_cast<int32_t>(random(at(now_.size()))));
   for (int i = 0; i < count; ++i) {
     const auto position = static_cast<int32_t>(1 + random(at(now_.size())));
     const int32_t op = now_.run(static_cast<int32_t>(random(at(position))));

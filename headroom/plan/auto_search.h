@@ -20,7 +20,8 @@ struct JudgedRuns {
 struct DescentOptions {
   size_t most_insertions = 6;  ///< runs that one choice may add
   int noise = 0;               ///< percent by which choices are at random
-  bool early = false;          ///< also make values again before what that takes goes, not only where they are read
+  /// Also make values again before what that takes goes, not only where they are read; with noise anywhere.
+  bool early = false;
   int64_t most_ns = std::numeric_limits<int64_t>::max();
   int64_t most_work = 1'100;  ///< for each run
 };
@@ -54,7 +55,8 @@ class RunSearch {
   /// the same, or any, at random. False where there are none.
   bool ruin(int count);
 
-  /// Adds `count` runs of any ops that may run again, anywhere after their first runs, whatever that does to the peak.
+  /// Adds `count` runs of any ops that may run again, anywhere after their first runs, whatever that does to the peak;
+  /// sometimes an alternative takes the place of one that may not, which then runs where it is needed.
   void insert_any(int count);
 
   void seed(uint64_t seed) { random_state_ = seed; }
@@ -106,6 +108,8 @@ class RunSearch {
   void make_leaner();
   bool is_rerun(int32_t position) const;
   std::optional<Removal> find_removal(int32_t position, int64_t target_bytes) const;
+  bool drop_early_runs();
+  void put_off(int32_t position);
   bool fits_with_others(const Removal& removal, std::span<const Removal> others, int64_t target_bytes) const;
   void restart();
   void try_runs(const std::vector<int32_t>& runs);
