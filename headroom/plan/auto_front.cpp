@@ -278,6 +278,7 @@ class FrontBuilder {
         options.most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
         options.noise = kNoise;
         options.early = search.random(3) == 0;
+        options.anywhere = options.early && (is_tiny() || search.random(2) == 0);
         options.most_ns = slightly_more(best.time_ns);
         if (search.descend(target_bytes, options)) keep_better(best);
       }
@@ -342,6 +343,7 @@ class FrontBuilder {
       search_.ruin(1 + static_cast<int>(search_.random(kMostRuined)));
       search_.insert_any(static_cast<int>(search_.random(5)));
       DescentOptions options{kMostInsertions[search_.random(kMostInsertions.size())], kNoise, search_.random(2) == 0};
+      options.anywhere = options.early;
       if (!search_.descend(target_bytes, options)) continue;
       search_.prune(target_bytes);
       starts_.insert(starts_.begin(), search_.judged());

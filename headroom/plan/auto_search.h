@@ -20,10 +20,10 @@ struct JudgedRuns {
 struct DescentOptions {
   size_t most_insertions = 6;  ///< runs that one choice may add
   int noise = 0;               ///< percent by which choices are at random
-  /// Also make values again before what that takes goes, not only where they are read; with noise anywhere.
-  bool early = false;
+  bool early = false;          ///< also make values again before what that takes goes, not only where they are read
   int64_t most_ns = std::numeric_limits<int64_t>::max();
   int64_t most_work = 1'100;  ///< for each run
+  bool anywhere = false;      ///< with `early`: and at random places in between
 };
 
 /// Changes a sequence of runs step by step towards less memory or less time. First runs stay where they are; other runs
