@@ -267,10 +267,16 @@ void RunSearch::add_candidate(int32_t value, int32_t first, int32_t position, in
 
 void RunSearch::find_candidates(const DescentOptions& options) {
   candidates_.clear();
+  const auto none_yet = std::ranges::upper_bound(over_count_, 0);
+  const auto all_now = std::ranges::lower_bound(over_count_, over_count_.back());
+  const auto first_over = static_cast<int32_t>(none_yet - over_count_.begin()) - 1;
+  const auto last_over = static_cast<int32_t>(all_now - over_count_.begin()) - 1;
   for (int32_t v = 0; v < flat_.value_count; ++v) {
     if (flat_.maker[at(v)] < 0) continue;
     const std::span<const Timeline::Event> events = now_.events(v);
     work_ += std::ssize(events);
+    if (events.empty() || events.front().position >= last_over) continue;
+    if (events.back().position <= first_over && flat_.is_output[at(v)] == 0) continue;
     // What the step puts out is read at its end.
     const size_t reads = events.size() + (flat_.is_output[at(v)] != 0 ? 1 : 0);
     for (size_t k = 1; k < reads; ++k) {

@@ -138,12 +138,14 @@ void Timeline::find_events() {
 
 void Timeline::find_copies() {
   copy_begin_.resize(at(flat_->value_count) + 1);
-  copies_.resize(events_.size());  // at most one for each
+  if (copies_.size() < events_.size()) copies_.resize(events_.size());  // at most one for each
+  between_.assign(at(size()) + 2, 0);
   Copy* next = copies_.data();
   for (int32_t v = 0; v < flat_->value_count; ++v) {
     copy_begin_[at(v)] = static_cast<int32_t>(next - copies_.data());
     const std::span<const Event> all = events(v);
     if (all.empty()) continue;
+    Copy* const first = next;
     for (const Event& event : all) {
       if (event.is_write) {
         *next++ = {event.position, event.position, event.position};
@@ -152,9 +154,18 @@ void Timeline::find_copies() {
       }
     }
     if (flat_->is_output[at(v)] != 0) next[-1].last = next[-1].freed = size();
+    if (!flat_->has_holds) add_bytes({first, next}, flat_->bytes[at(v)]);
   }
-  copies_.resize(static_cast<size_t>(next - copies_.data()));
-  copy_begin_.back() = static_cast<int32_t>(copies_.size());
+  copy_begin_.back() = static_cast<int32_t>(next - copies_.data());
+}
+
+/// To between_, as changes from one position to the next.
+void Timeline::add_bytes(std::span<const Copy> copies, int64_t bytes) {
+  int64_t* const changes = between_.data() + 1;
+  for (const Copy& copy : copies) {
+    changes[copy.born] += bytes;
+    changes[copy.freed] -= bytes;
+  }
 }
 
 void Timeline::extend_held() {
@@ -172,6 +183,7 @@ void Timeline::extend_held() {
       }
     }
   }
+  for (int32_t v = 0; v < flat_->value_count; ++v) add_bytes(copies(v), flat_->bytes[at(v)]);
 }
 
 /// The input that the run at a position takes over: one that dies there, is held by nothing and has the op's first
@@ -188,13 +200,6 @@ int32_t Timeline::overwritten(int32_t position) const {
 }
 
 void Timeline::add_up() {
-  between_.assign(at(size()) + 2, 0);
-  for (int32_t v = 0; v < flat_->value_count; ++v) {
-    for (const Copy& copy : copies(v)) {
-      between_[at(copy.born) + 1] += flat_->bytes[at(v)];
-      between_[at(std::min(copy.freed, size())) + 1] -= flat_->bytes[at(v)];
-    }
-  }
   int64_t sum = flat_->graph.resident_bytes();
   moments_.resize(at(size()));
   peak_bytes_ = sum;

@@ -128,6 +128,7 @@ class Timeline {
   }
   void find_events();
   void find_copies();
+  void add_bytes(std::span<const Copy> copies, int64_t bytes);
   void extend_held();
   void add_up();
   void find_most();
@@ -138,7 +139,7 @@ class Timeline {
   std::vector<int32_t> event_begin_;
   std::vector<Event> events_;
   std::vector<int32_t> copy_begin_;
-  std::vector<Copy> copies_;
+  std::vector<Copy> copies_;  ///< up to copy_begin_.back()
   std::vector<int64_t> moments_;
   std::vector<int64_t> between_;
   std::vector<int64_t> most_from_start_;          ///< of a position's block, up to it
