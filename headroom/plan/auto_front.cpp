@@ -27,7 +27,7 @@ constexpr int kMostIdle = 3;         ///< of them in a row that find nothing
 constexpr int64_t kTriedRuns = 300;  ///< up to here what does not come by itself is tried at random
 constexpr int64_t kVeryManyRuns = 1000;
 constexpr int64_t kStartWork = 700'000;     ///< of one start, divided among its runs
-constexpr int64_t kPolishWork = 2'000'000;  ///< of all levels at normal effort, divided among the runs
+constexpr int64_t kPolishWork = 1'900'000;  ///< of all levels at normal effort, divided among the runs
 constexpr int kMostAttempts = 40;           ///< at a level that does not come by itself
 constexpr int kMostRuined = 12;             ///< reruns at a time
 constexpr int64_t kClose = 10000;           ///< a part of the time that is not worth more work
@@ -366,7 +366,8 @@ class FrontBuilder {
       if (higher.empty()) continue;
       search.assign(higher);
       higher.clear();
-      if (!search.descend(target_bytes, {.most_ns = slightly_more(plans.back().time_ns)})) continue;
+      const int64_t most_ns = is_short() ? slightly_more(plans.back().time_ns) : plans.back().time_ns;
+      if (!search.descend(target_bytes, {.most_ns = most_ns})) continue;
       search.prune(target_bytes);
       higher = search.timeline().runs();
       plans.push_back(search.judged());

@@ -104,8 +104,9 @@ void RunSearch::prune(int64_t target_bytes) {
     make_leaner();
     if (now_.peak_bytes() > target_bytes) assign(before);
   }
+  drop_early_runs();
   for (bool changed = true; changed;) {
-    changed = drop_early_runs();
+    changed = false;
     std::vector<std::pair<int64_t, int32_t>> order;  // the longest first
     for (int32_t p = 0; p < now_.size(); ++p)
       if (is_rerun(p)) order.emplace_back(-flat_.time_ns[at(now_.run(p))], p);
@@ -144,7 +145,7 @@ void RunSearch::prune(int64_t target_bytes) {
 
 /// Takes away first runs that nothing reads before the op runs again, as long as no other first run is in between: first
 /// runs stay in order, and memory only gets less.
-bool RunSearch::drop_early_runs() {
+void RunSearch::drop_early_runs() {
   std::vector<int32_t> early;
   int32_t next_first = now_.size();  // the first run that follows
   for (int32_t p = now_.size(); p-- > 0;) {
@@ -162,11 +163,10 @@ bool RunSearch::drop_early_runs() {
     }
   }
   work_ += now_.size() / 8;
-  if (early.empty()) return false;
+  if (early.empty()) return;
   std::ranges::reverse(early);
   make_edited({}, early);
-  assign(std::vector(edited_));
-  return true;
+  assign(edited_);
 }
 
 /// Whether a run can go with others that do, which add added_; not with one of the same op, from which it would be

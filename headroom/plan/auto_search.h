@@ -108,7 +108,7 @@ class RunSearch {
   void make_leaner();
   bool is_rerun(int32_t position) const;
   std::optional<Removal> find_removal(int32_t position, int64_t target_bytes) const;
-  bool drop_early_runs();
+  void drop_early_runs();
   void put_off(int32_t position);
   bool fits_with_others(const Removal& removal, std::span<const Removal> others, int64_t target_bytes) const;
   void restart();
