@@ -24,7 +24,7 @@ constexpr int64_t kManyRuns = 200;
 constexpr int64_t kFewRuns = 40;     ///< up to here every plan of the front is a level of its own in the end
 constexpr int kPasses = 12;          ///< of that
 constexpr int kMostIdle = 3;         ///< of them in a row that find nothing
-constexpr int64_t kTriedRuns = 300;  ///< up to here what does not come by itself is tried at random
+constexpr int64_t kTriedRuns = 300;  ///< up to here what does not come by itself is tried at random, and more rounds
 constexpr int64_t kVeryManyRuns = 1000;
 constexpr int64_t kStartWork = 700'000;     ///< of one start, divided among its runs
 constexpr int64_t kPolishWork = 1'900'000;  ///< of all levels at normal effort, divided among the runs
@@ -68,7 +68,8 @@ class FrontBuilder {
     plain_ = search_.judged();
     for (const Schedule& schedule : starts) add_start(schedule);
     make_levels();
-    const int rounds = 4;
+    // With half as many levels what one finds takes longer to get around.
+    const int rounds = is_short() || std::ssize(base_) > kTriedRuns ? 4 : 8;
     for (int round = 0; round < rounds; ++round) improve_all(round, work_of_round(rounds));
     if (is_tiny()) refine(rounds);
     return front();
