@@ -12,6 +12,8 @@
 namespace headroom {
 namespace {
 
+constexpr int64_t kFewStates = 10'000;
+
 bool is_small(const Graph& graph, Effort effort) {
   const auto is_resident = [](const Value& value) { return value.resident; };
   const auto values = std::ssize(graph.values()) - std::ranges::count_if(graph.values(), is_resident);
@@ -94,9 +96,9 @@ Front::const_iterator find_within(const Front& front, int64_t budget_bytes) {
 }
 
 /// Makes plans of a front optimal, from the largest budget down, until the limit of states is reached.
-void make_exact(const FlatGraph& flat, const PlanLimits& limits, AutoFront& front) {
+void make_exact(const FlatGraph& flat, int64_t max_states, AutoFront& front) {
   try {
-    ExhaustiveSearch exhaustive(flat.graph, limits.max_states);
+    ExhaustiveSearch exhaustive(flat.graph, max_states);
     const MemoryBounds bounds(flat.graph);
     const int64_t least_bytes = peak_lower_bound_bytes(flat);
     std::vector<JudgedRuns> found;
@@ -127,8 +129,16 @@ void make_exact(const FlatGraph& flat, const PlanLimits& limits, AutoFront& fron
 
 AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
   AutoFront front;
+  const bool is_exact = is_small(problem.graph, limits.effort);
+  if (is_exact) {
+    // The smallest need no search.
+    front.plans.push_back(judge(flat, store_all(problem.graph)));
+    make_exact(flat, std::min(limits.max_states, kFewStates), front);
+    if (front.exact_from_bytes == std::numeric_limits<int64_t>::min()) return front;
+  }
+  front = {};
   front.plans = search_front(problem, flat, limits);
-  if (is_small(problem.graph, limits.effort)) make_exact(flat, limits, front);
+  if (is_exact) make_exact(flat, limits.max_states, front);
   return front;
 }
 

@@ -186,13 +186,22 @@ void Timeline::extend_held() {
   for (int32_t v = 0; v < flat_->value_count; ++v) add_bytes(copies(v), flat_->bytes[at(v)]);
 }
 
+/// Whether a copy is held while the run at a position goes on.
+bool Timeline::is_held(int32_t value, const Copy& copy, int32_t position) const {
+  return std::ranges::any_of(flat_->holders(value), [&](int32_t holder) {
+    return std::ranges::any_of(copies(holder), [&](const Copy& holding) {
+      return holding.born >= copy.born && holding.born <= position && holding.freed >= position;
+    });
+  });
+}
+
 /// The input that the run at a position takes over: one that dies there, is held by nothing and has the op's first
 /// output in its place; -1: none.
 int32_t Timeline::overwritten(int32_t position) const {
   const int32_t op = run(position);
   for (const int32_t v : flat_->overwrites(op)) {
     const Copy* copy = alive(v, position);
-    if (copy == nullptr || copy->last != position || !flat_->holders(v).empty()) continue;
+    if (copy == nullptr || copy->last != position || is_held(v, *copy, position)) continue;
     // The output's old copy, if any, was dropped after its last use: it is not alive.
     return v;
   }

@@ -132,6 +132,7 @@ class Timeline {
   void extend_held();
   void add_up();
   void find_most();
+  bool is_held(int32_t value, const Copy& copy, int32_t position) const;
   int32_t overwritten(int32_t position) const;
 
   const FlatGraph* flat_;

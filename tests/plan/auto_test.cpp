@@ -53,6 +53,32 @@ TEST(Timeline, CountsByHand) {
   EXPECT_EQ(to_text(graph, timeline.schedule()), "f1 f2 -a1 f3 b3 -a3 -a2 f1 b2 -a1 -g2 b1 -g1");
 }
 
+/// Of all schedules with the same runs the timeline's takes the least: `exhaustive` drops and runs in place as it likes.
+TEST(Timeline, TakesNoMoreThanExhaustive) {
+  int cases = 0;
+  for (uint64_t seed = 1; seed <= 4000; ++seed) {
+    Random random(seed);
+    const Graph graph(testing::random_graph(random, {.forward_ops = static_cast<int>(random.number(1, 5))}));
+    const int64_t budget_bytes = make_problem(graph).base_peak_bytes * random.number(75, 99) / 100;
+    std::optional<Schedule> schedule;
+    try {
+      schedule = ExhaustiveSearch(graph, 10'000).find_faster(budget_bytes, std::numeric_limits<int64_t>::max());
+    } catch (const NotApplicable&) {
+      continue;
+    }
+    if (!schedule) continue;
+    ++cases;
+    std::vector<int32_t> runs;
+    for (const Step& step : schedule->steps)
+      if (step.is_run()) runs.push_back(static_cast<int32_t>(step.op()));
+    const FlatGraph flat(graph);
+    Timeline timeline(flat);
+    timeline.assign(runs);
+    ASSERT_LE(timeline.peak_bytes(), budget_bytes) << "seed " << seed << "\n" << to_text(graph);
+  }
+  EXPECT_GT(cases, 500);
+}
+
 TEST(RunSearch, DescendsAndPrunesByHand) {
   const Graph graph = three_stages();
   const FlatGraph flat(graph);
