@@ -9,7 +9,8 @@ Takes chains, and graphs in which every value has one producer and nothing is he
 --runs times (2). Its first run is at its place in the base order; a later one is in a *stage*, right before the first
 run of a later op, where reruns of one stage follow the base order. Of a chain's F and R of a stage one or both run at
 their places. A value is kept over intervals, each from a run to its last use, or to the end of the step; a run needs
-every input inside an interval; what a tape holds is kept as long as the tape; the intervals at any moment fit the budget.
+every input inside an interval; what a tape holds is kept as long as the tape; the intervals at any moment fit the
+budget.
 
 The solver starts from nothing but the model. Its plan is checked by `headroom simulate`. With --results the solver's
 answers are kept in a file and not asked for again.
