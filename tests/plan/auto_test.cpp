@@ -193,7 +193,7 @@ TEST(AutoFront, AgainstExhaustiveOnRandomGraphs) {
   }
   record(against);
   // The search alone; plan_auto() asks `exhaustive` for graphs as small as these.
-  EXPECT_GE(against.equal, against.cases * 95 / 100);
+  EXPECT_GE(against.equal, against.cases * 98 / 100);
 }
 
 /// A U-shaped network: what goes down is read again on the way up, n levels each.
