@@ -2,20 +2,24 @@
 //
 //     build/benchmarks/auto_bench [--effort low|normal|high] [FOLDER_OR_FILE...]       (default: examples)
 //     build/benchmarks/auto_bench --optimum N [--effort low|normal|high]               (default: high)
+//     build/benchmarks/auto_bench --time [--effort low|normal|high] [FOLDER_OR_FILE...]
 //
 // For each file and budget: the extra time of `auto` over plain training, the best of the others, what no plan is
 // below, and the time to plan on one thread. The last rows of a file are at the smallest budget that `auto` has a plan
 // for, and at budgets in between, where a larger one must not be slower. Exits with 1 where `auto` is slower than
 // another planner, where another one has a plan and it has none, where another one does with less memory, or where it
-// is not monotone.
+// is not monotone. Where `auto` is no faster than another, the row says whether the bound proves that no plan is.
 //
 // --optimum: N seeded random graphs and N chains that `exhaustive` takes, at three budgets each from the smallest to
 // plain training: the share in which `auto` has the optimum, and in which the search alone has it, which `auto` is
 // only above a number of values. Exits with 1 where the share of `auto` is below 99 %, or a bound above the optimum.
+//
+// --time: processor time to plan within 0.6 of plain training's peak on one thread, the least of five.
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -44,6 +48,8 @@ struct Totals {
   int cases = 0;
   int better = 0;
   int equal = 0;
+  int equal_proved = 0;
+  int proved = 0;  ///< of all plans of `auto`
   int worse = 0;
   int missing = 0;
   int smallest_worse = 0;
@@ -105,6 +111,8 @@ void compare(const Problem& problem, const std::string& label, const PlanRequest
   const Others others = ask_others(problem, request);
   ++totals.cases;
   const char* verdict = "";
+  const bool is_proved = plan.time_ns && plan.result.status == PlanStatus::kOptimal;
+  totals.proved += is_proved ? 1 : 0;
   if (plan.time_ns) times[*request.budget_bytes] = *plan.time_ns;
   if (others.time_ns && !plan.time_ns) {
     ++totals.missing;
@@ -117,7 +125,8 @@ void compare(const Problem& problem, const std::string& label, const PlanRequest
     verdict = "better";
   } else if (plan.time_ns) {
     ++totals.equal;
-    verdict = plan.result.status == PlanStatus::kOptimal ? "optimal" : "equal";
+    totals.equal_proved += is_proved ? 1 : 0;
+    verdict = is_proved ? "equal, proved" : "equal";
   }
   if (others.smallest_bytes && plan.result.smallest_budget_bytes > *others.smallest_bytes) {
     ++totals.smallest_worse;
@@ -132,9 +141,13 @@ void compare(const Problem& problem, const std::string& label, const PlanRequest
   std::fflush(stdout);
 }
 
-void bench(const std::filesystem::path& file, Effort effort, Totals& totals) {
+Problem read_problem(const std::filesystem::path& file) {
   const auto network = read_network(read_file(file.string()), file.string());
-  const Problem problem = std::visit([](const auto& one) { return make_problem(one); }, network);
+  return std::visit([](const auto& one) { return make_problem(one); }, network);
+}
+
+void bench(const std::filesystem::path& file, Effort effort, Totals& totals) {
+  const Problem problem = read_problem(file);
   PlanRequest request;
   request.limits.threads = 1;
   request.limits.effort = effort;
@@ -167,6 +180,24 @@ void bench(const std::filesystem::path& file, Effort effort, Totals& totals) {
   }
 }
 
+void bench_time(const std::filesystem::path& file, Effort effort) {
+  const Problem problem = read_problem(file);
+  PlanRequest request;
+  request.limits = {.effort = effort, .threads = 1};
+  request.budget_bytes = problem.base_peak_bytes / 10 * 6;
+  double least_s = std::numeric_limits<double>::infinity();
+  std::optional<Plan> plan;
+  for (int i = 0; i < 5; ++i) {
+    const std::clock_t begin = std::clock();
+    plan = make_plan(get_planner("auto"), problem, request);
+    least_s = std::min(least_s, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
+  }
+  std::printf("| %s | %zu | %.3f | %s | %s |\n", problem.graph.name().c_str(), problem.graph.ops().size(), least_s,
+              plan->time_ns ? percent(*plan->time_ns, problem.base_time_ns).c_str() : "none",
+              percent(plan->result.lower_bound_ns, problem.base_time_ns).c_str());
+  std::fflush(stdout);
+}
+
 constexpr int64_t kMostStates = 50'000;  ///< what takes `exhaustive` more is left out
 
 /// By how many values a problem has that are not resident.
@@ -181,6 +212,14 @@ int64_t value_count(const Graph& graph) {
   return std::ranges::count_if(graph.values(), [](const Value& value) { return !value.resident; });
 }
 
+/// -1: there is no plan.
+int64_t time_within(const Front& front, int64_t budget_bytes) {
+  int64_t time_ns = -1;
+  for (const JudgedRuns& plan : front)
+    if (plan.peak_bytes <= budget_bytes) time_ns = plan.time_ns;
+  return time_ns;
+}
+
 void compare_with_optimum(const Problem& problem, Effort effort, uint64_t seed, Shares& shares) {
   PlanRequest request;
   request.limits.effort = effort;
@@ -189,26 +228,22 @@ void compare_with_optimum(const Problem& problem, Effort effort, uint64_t seed, 
   request.budget_bytes = 0;
   const PlanResult least = plan_exhaustive(problem.graph, request);
   if (least.status == PlanStatus::kTimeout) return;
-  // Where `auto` asks `exhaustive`, within the same limits, its answer is the optimum below; else it is from the front.
-  const bool asks_exhaustive =
-      value_count(problem.graph) <=
-      (effort == Effort::kHigh ? AutoLimits::kMostAtHighEffort : AutoLimits::kMostExhaustiveValues);
   const FlatGraph flat(problem.graph);
-  const AutoFront front = make_auto_front(problem, flat, request.limits);
+  const PlanLimits limits{.effort = effort, .threads = 1};
+  const Front searched = search_front(problem, flat, limits);
+  const Front front = make_auto_front(problem, flat, limits).plans;
   for (int third = 0; third < 3; ++third) {
     request.budget_bytes =
         least.smallest_budget_bytes + (problem.base_peak_bytes - least.smallest_budget_bytes) * third / 3;
     const Plan optimum = make_plan(get_planner("exhaustive"), problem, request);
     if (optimum.result.status != PlanStatus::kOptimal) continue;
-    int64_t found_ns = -1;
-    for (const JudgedRuns& one : front.plans)
-      if (one.peak_bytes <= *request.budget_bytes) found_ns = one.time_ns;
+    const int64_t found_ns = time_within(searched, *request.budget_bytes);
     ++shares.cases;
     if (found_ns != *optimum.time_ns)
       std::fprintf(stderr, "seed %llu, budget %lld: optimum %lld, search %lld\n", static_cast<unsigned long long>(seed),
                    static_cast<long long>(*request.budget_bytes), static_cast<long long>(*optimum.time_ns),
                    static_cast<long long>(found_ns));
-    shares.by_auto += asks_exhaustive || found_ns == *optimum.time_ns ? 1 : 0;
+    shares.by_auto += time_within(front, *request.budget_bytes) == *optimum.time_ns ? 1 : 0;
     shares.by_search += found_ns == *optimum.time_ns ? 1 : 0;
     shares.bound_above += memory_bound(problem.graph, *request.budget_bytes).time_ns > *optimum.time_ns ? 1 : 0;
   }
@@ -257,6 +292,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> inputs;
   std::optional<Effort> effort;
   int optimum = 0;
+  bool only_time = false;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "--effort" && i + 1 < argc) {
@@ -264,12 +300,19 @@ int main(int argc, char** argv) {
       effort = name == "low" ? Effort::kLow : name == "high" ? Effort::kHigh : Effort::kNormal;
     } else if (word == "--optimum" && i + 1 < argc) {
       optimum = std::atoi(argv[++i]);
+    } else if (word == "--time") {
+      only_time = true;
     } else {
       inputs.push_back(word);
     }
   }
   if (optimum > 0) return bench_optimum(optimum, effort.value_or(Effort::kHigh));
   if (inputs.empty()) inputs.emplace_back("examples");
+  if (only_time) {
+    std::printf("| network | ops | s | extra time | no plan below |\n| --- | --- | --- | --- | --- |\n");
+    for (const std::filesystem::path& file : network_files(inputs)) bench_time(file, effort.value_or(Effort::kNormal));
+    return 0;
+  }
   Totals totals;
   std::printf("| network | budget | auto | no plan below | best other | | | ms |\n");
   std::printf("| --- | --- | --- | --- | --- | --- | --- | --- |\n");
@@ -281,9 +324,9 @@ int main(int argc, char** argv) {
     return 2;
   }
   std::printf(
-      "\n%d cases: better than all others in %d, equal in %d, worse in %d, without a plan where another has one in "
-      "%d; a larger smallest budget in %d; not monotone in %d\n",
-      totals.cases, totals.better, totals.equal, totals.worse, totals.missing, totals.smallest_worse,
-      totals.not_monotone);
+      "\n%d cases: better than all others in %d, equal in %d (%d of them proved optimal), worse in %d, without a plan "
+      "where another has one in %d; a larger smallest budget in %d; not monotone in %d; proved optimal in %d\n",
+      totals.cases, totals.better, totals.equal, totals.equal_proved, totals.worse, totals.missing,
+      totals.smallest_worse, totals.not_monotone, totals.proved);
   return totals.worse + totals.missing + totals.smallest_worse + totals.not_monotone == 0 ? 0 : 1;
 }

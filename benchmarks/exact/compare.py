@@ -5,10 +5,12 @@ ICML 2023).
     pip install ortools
     benchmarks/exact/compare.py build/headroom FOLDER_OR_FILE... [--seconds 60] [--workers 2] [--results FILE]
 
-Takes graphs in which every value has one producer and nothing is held; others are left out. Each op may run --runs
-times (2). Its first run is at its place in the base order; a later one is in a *stage*, right before the first run of a
-later op, where reruns of one stage follow the base order. A value is kept over intervals, each from a run to its last
-use, or to the end of the step; a run needs every input inside an interval; the intervals at any moment fit the budget.
+Takes chains, and graphs in which every value has one producer and nothing is held; others are left out. Each op may run
+--runs times (2). Its first run is at its place in the base order; a later one is in a *stage*, right before the first
+run of a later op, where reruns of one stage follow the base order. Of a chain's F and R of a stage one or both run at
+their places. A value is kept over intervals, each from a run to its last use, or to the end of the step; a run needs
+every input inside an interval; what a tape holds is kept as long as the tape; the intervals at any moment fit the
+budget.
 
 The solver starts from nothing but the model. Its plan is checked by `headroom simulate`. With --results the solver's
 answers are kept in a file and not asked for again.
@@ -40,6 +42,43 @@ def is_plain(graph: dict[str, Any]) -> bool:
     )
 
 
+def graph_of_chain(chain: dict[str, Any]) -> dict[str, Any]:
+    """The graph that FORMATS says a chain is."""
+    stages = chain["stages"]
+    last = len(stages)
+    values = [
+        {"name": "w", "bytes": chain.get("resident_bytes", 0), "resident": True},
+        {"name": "a0", "bytes": chain.get("input_bytes", 0), "resident": True},
+        {"name": "g0", "bytes": chain.get("input_gradient_bytes", 0)},
+    ]
+    forward, backward = [], []
+    for i, stage in enumerate(stages, 1):
+        output = stage["output_bytes"]
+        values += [
+            {"name": f"a{i}", "bytes": output},
+            {"name": f"t{i}", "bytes": stage["tape_bytes"] - output, "holds": [f"a{i - 1}", f"a{i}"]},
+            {"name": f"p{i}", "bytes": stage.get("gradient_bytes", 0)},
+            {"name": f"g{i}", "bytes": output, "resident": i == last},
+        ]
+        workspace = stage.get("forward_workspace_bytes", 0)
+        run = {"time_ns": stage["forward_ns"], "inputs": [f"a{i - 1}"]}
+        record = {"outputs": [f"a{i}", f"t{i}"], "workspace_bytes": stage.get("record_workspace_bytes", workspace)}
+        forward.append({"name": f"F{i}", **run, "outputs": [f"a{i}"], "workspace_bytes": workspace})
+        forward.append({"name": f"R{i}", **run, **record})
+        backward.append(
+            {
+                "name": f"B{i}",
+                "time_ns": stage["backward_ns"],
+                "inputs": [f"a{i - 1}", f"a{i}", f"t{i}", f"g{i}"],
+                "outputs": [f"g{i - 1}", f"p{i}"],
+                "workspace_bytes": stage.get("backward_workspace_bytes", 0),
+                "recompute": False,
+            }
+        )
+    outputs = ["g0"] + [f"p{i}" for i in range(1, last + 1)]
+    return {"name": chain["name"], "values": values, "ops": forward + backward[::-1], "outputs": outputs}
+
+
 class Model:
     """Times are numbered so that run (stage s, op v), v <= s, is at s(s+1)/2 + v."""
 
@@ -53,29 +92,39 @@ class Model:
         horizon = n * (n + 1) // 2
         self.runs: list[list[tuple[Any, Any]]] = []  # by op: (time, is there)
         keeps: dict[str, list[tuple[Any, Any, Any]]] = {}  # by value: (start, end, is there), of each run
+        holds = {value["name"]: value.get("holds", []) for value in graph["values"]}
+        producers: dict[str, list[int]] = {}
+        for v, op in enumerate(self.ops):
+            for name in op["outputs"]:
+                producers.setdefault(name, []).append(v)
         intervals, demands = [], []
         for v, op in enumerate(self.ops):
             first = v * (v + 1) // 2 + v
-            runs: list[tuple[Any, Any]] = [(first, True)]
+            is_alone = all(len(producers[name]) == 1 for name in op["outputs"])
+            runs: list[tuple[Any, Any]] = [(first, True if is_alone else self.model.new_bool_var(""))]
             if op.get("recompute", True):
                 for _ in range(1, most_runs if v + 1 < n else 1):
                     times = cp_model.Domain.from_values([s * (s + 1) // 2 + v for s in range(v + 1, n)])
                     runs.append((self.model.new_int_var_from_domain(times, ""), self.model.new_bool_var("")))
             self.runs.append(runs)
+            copies: dict[str, list[tuple[Any, Any, Any]]] = {}
             for name in op["outputs"]:
-                keeps[name] = []
+                copies[name] = []
                 for start, is_there in runs:
                     end = self.model.new_int_var(first, horizon - 1, "")
                     length = self.model.new_int_var(1, horizon, "")
-                    if is_there is True:
-                        intervals.append(self.model.new_interval_var(start, length, end + 1, ""))
-                    else:
-                        intervals.append(self.model.new_optional_interval_var(start, length, end + 1, is_there, ""))
+                    intervals.append(self.model.new_optional_interval_var(start, length, end + 1, is_there, ""))
                     demands.append(sizes[name])
-                    keeps[name].append((start, end, is_there))
-                self.order_copies(keeps[name])
-                if name in outputs:
-                    self.need(keeps[name], horizon - 1, True)
+                    copies[name].append((start, end, is_there))
+                self.order_copies(copies[name], is_alone)
+                keeps.setdefault(name, []).extend(copies[name])
+            for name in op["outputs"]:  # what is held: made by the same run, or there when it runs
+                for held in set(holds[name]) - resident:
+                    for k, (start, end, is_there) in enumerate(copies[name]):
+                        if held in copies:
+                            self.model.add(copies[held][k][1] >= end).only_enforce_if(is_there)
+                        else:
+                            self.need(keeps[held], start, is_there, end)
             workspace = op.get("workspace_bytes", 0)
             if workspace > 0:
                 for start, is_there in runs:
@@ -86,27 +135,42 @@ class Model:
                 for name in op["inputs"]:
                     if name not in resident:
                         self.need(keeps[name], start, is_there)
+        for name in outputs:
+            self.need(keeps[name], horizon - 1, True)
+        for makers in producers.values():  # of alternatives, one runs at its place
+            firsts = [self.runs[v][0][1] for v in makers]
+            if len(makers) > 1:
+                self.model.add_bool_or(firsts)
         capacity = budget_bytes - sum(sizes[name] for name in resident)
         self.model.add_cumulative(intervals, demands, capacity)
-        reruns = [(op, run) for op, runs in zip(self.ops, self.runs, strict=True) for run in runs[1:]]
-        self.model.minimize(sum(op["time_ns"] * is_there for op, (_, is_there) in reruns))
-        self.base_ns = sum(op["time_ns"] for op in self.ops)
+        self.base_ns = sum(op["time_ns"] for op, runs in zip(self.ops, self.runs, strict=True) if runs[0][1] is True)
+        paid = [
+            op["time_ns"] * is_there
+            for op, runs in zip(self.ops, self.runs, strict=True)
+            for _, is_there in runs
+            if is_there is not True
+        ]
+        self.model.minimize(sum(paid))
 
-    def order_copies(self, copies: list[tuple[Any, Any, Any]]) -> None:
-        for (_, end, was_there), (start, _, is_there) in pairwise(copies):
-            self.model.add(end < start).only_enforce_if(is_there)
-            if was_there is not True:
-                self.model.add_implication(is_there, was_there)
+    def order_copies(self, copies: list[tuple[Any, Any, Any]], is_alone: bool) -> None:
+        """Reruns are used one after the other; the first run of an alternative need not be there."""
+        for k, ((_, end, was_there), (start, _, is_there)) in enumerate(pairwise(copies)):
+            if was_there is True:
+                self.model.add(end < start).only_enforce_if(is_there)
+            else:
+                self.model.add(end < start).only_enforce_if(is_there, was_there)
+                if k > 0 or is_alone:
+                    self.model.add_implication(is_there, was_there)
 
-    def need(self, copies: list[tuple[Any, Any, Any]], when: Any, is_needed: Any) -> None:
-        """One of the copies is there at a time."""
+    def need(self, copies: list[tuple[Any, Any, Any]], when: Any, is_needed: Any, until: Any = None) -> None:
+        """One of the copies is there at a time, and on to another."""
         chosen = []
         for start, end, is_there in copies:
             this = self.model.new_bool_var("")
             if is_there is not True:
                 self.model.add_implication(this, is_there)
             self.model.add(start <= when).only_enforce_if(this)
-            self.model.add(end >= when).only_enforce_if(this)
+            self.model.add(end >= (when if until is None else until)).only_enforce_if(this)
             chosen.append(this)
         if is_needed is True:
             self.model.add_bool_or(chosen)
@@ -205,7 +269,9 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for file in files:
         graph = json.loads(file.read_text())
-        if not is_plain(graph):
+        if graph.get("format") == "headroom.chain/1":
+            graph = graph_of_chain(graph)
+        elif not is_plain(graph):
             continue
         smallest = headroom.call("plan", str(file), "--planner", "auto", "--budget", "1x", "--effort", options.effort)
         for share in [*options.budgets.split(","), str(smallest["smallest_budget_bytes"])]:

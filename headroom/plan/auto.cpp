@@ -1,14 +1,18 @@
 #include "headroom/plan/auto.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 #include "headroom/plan/auto_front.h"
 #include "headroom/plan/chain.h"
+#include "headroom/plan/exhaustive.h"
 #include "headroom/plan/memory_bound.h"
 
 namespace headroom {
 namespace {
+
+constexpr int64_t kFewStates = 10'000;
 
 bool is_small(const Graph& graph, Effort effort) {
   const auto is_resident = [](const Value& value) { return value.resident; };
@@ -53,7 +57,7 @@ int64_t least_chain_bytes(const Problem& problem) {
 
 }  // namespace
 
-AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
+Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
   std::vector<int64_t> targets = level_targets(problem.base_peak_bytes, peak_lower_bound_bytes(flat));
   targets.push_back(least_chain_bytes(problem));
   std::vector<Schedule> starts = chain_plans(problem, targets, limits);
@@ -66,7 +70,7 @@ AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const P
       continue;
     }
   }
-  return make_auto_front(flat, starts, limits);
+  return search_front(flat, starts, limits);
 }
 
 namespace {
@@ -78,44 +82,96 @@ std::vector<int32_t> runs_of(const Schedule& schedule) {
   return runs;
 }
 
+JudgedRuns judge(const FlatGraph& flat, const Schedule& schedule) {
+  Timeline timeline(flat);
+  timeline.assign(runs_of(schedule));
+  return {timeline.runs(), timeline.peak_bytes(), timeline.time_ns()};
+}
+
+/// The plan of a front for a budget; the end where there is none.
+Front::const_iterator find_within(const Front& front, int64_t budget_bytes) {
+  const auto above =
+      std::ranges::partition_point(front, [&](const JudgedRuns& plan) { return plan.peak_bytes <= budget_bytes; });
+  return above == front.begin() ? front.end() : std::prev(above);
+}
+
+/// Makes plans of a front optimal, from the largest budget down, until the limit of states is reached.
+void make_exact(const FlatGraph& flat, int64_t max_states, AutoFront& front) {
+  try {
+    ExhaustiveSearch exhaustive(flat.graph, max_states);
+    const MemoryBounds bounds(flat.graph);
+    const int64_t least_bytes = peak_lower_bound_bytes(flat);
+    std::vector<JudgedRuns> found;
+    int64_t budget_bytes = std::numeric_limits<int64_t>::max();
+    for (;;) {
+      const auto known = find_within(front.plans, budget_bytes);
+      const bool is_known = known != front.plans.end();
+      if (!is_known && (budget_bytes < least_bytes || !bounds.within(budget_bytes).is_feasible)) break;
+      const std::optional<Schedule> faster =
+          exhaustive.find_faster(budget_bytes, is_known ? known->time_ns : std::numeric_limits<int64_t>::max());
+      front.limit_reached = exhaustive.limit_reached();
+      if (front.limit_reached || (!faster && !is_known)) break;
+      if (faster) found.push_back(judge(flat, *faster));
+      const int64_t reached_bytes = faster ? found.back().peak_bytes : known->peak_bytes;
+      HEADROOM_ASSERT(reached_bytes <= budget_bytes);
+      front.exact_from_bytes = reached_bytes;
+      budget_bytes = reached_bytes - 1;
+    }
+    if (!front.limit_reached) front.exact_from_bytes = std::numeric_limits<int64_t>::min();
+    std::ranges::move(found, std::back_inserter(front.plans));
+    front.plans = undominated(std::move(front.plans));
+  } catch (const NotApplicable&) {
+    // Holders that are held: the search's plans stay.
+  }
+}
+
 }  // namespace
 
-PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions& options) {
-  const int64_t budget_bytes = *request.budget_bytes;
-  PlanResult result;
-  bool limit_reached = false;
-  if (is_small(problem.graph, request.limits.effort)) {
-    try {
-      const Plan plan = make_plan(get_planner("exhaustive"), problem, request, options);
-      if (plan.result.status != PlanStatus::kTimeout) return plan.result;
-      limit_reached = true;
-    } catch (const NotApplicable&) {
-      // Holders that are held: the search goes on without.
-    }
+AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
+  AutoFront front;
+  const bool is_exact = is_small(problem.graph, limits.effort);
+  if (is_exact) {
+    // The smallest need no search.
+    front.plans.push_back(judge(flat, store_all(problem.graph)));
+    make_exact(flat, std::min(limits.max_states, kFewStates), front);
+    if (front.exact_from_bytes == std::numeric_limits<int64_t>::min()) return front;
   }
+  front = {};
+  front.plans = search_front(problem, flat, limits);
+  if (is_exact) make_exact(flat, limits.max_states, front);
+  return front;
+}
+
+PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions&) {
+  const int64_t budget_bytes = *request.budget_bytes;
   const FlatGraph flat(problem.graph);
   const AutoFront front = make_auto_front(problem, flat, request.limits);
+  const bool is_exact = budget_bytes >= front.exact_from_bytes;
+  const PlanStatus open = front.limit_reached ? PlanStatus::kTimeout : PlanStatus::kNotFound;
+  PlanResult result;
   result.smallest_budget_bytes = front.plans.front().peak_bytes;
   const MemoryBound bound = memory_bound(problem.graph, budget_bytes);
   result.lower_bound_ns = bound.time_ns;
-  const auto above = std::ranges::partition_point(
-      front.plans, [&](const JudgedRuns& plan) { return plan.peak_bytes <= budget_bytes; });
-  if (above == front.plans.begin()) {
-    const bool is_proved = budget_bytes < peak_lower_bound_bytes(flat) || !bound.is_feasible;
-    const PlanStatus open = limit_reached ? PlanStatus::kTimeout : PlanStatus::kNotFound;
+  const auto within = find_within(front.plans, budget_bytes);
+  if (within == front.plans.end()) {
+    const bool is_proved = is_exact || budget_bytes < peak_lower_bound_bytes(flat) || !bound.is_feasible;
     result.status = is_proved ? PlanStatus::kInfeasible : open;
     return result;
   }
   Timeline best(flat);
-  best.assign(std::prev(above)->runs);
-  // Between the levels of the front, `chain` has a plan for every budget.
-  for (const Schedule& schedule : chain_plans(problem, {budget_bytes}, request.limits)) {
-    Timeline other(flat);
-    other.assign(runs_of(schedule));
-    if (other.peak_bytes() <= budget_bytes && other.time_ns() < best.time_ns()) best = std::move(other);
+  best.assign(within->runs);
+  if (is_exact) {
+    result.lower_bound_ns = best.time_ns();
+  } else {
+    // Between the levels of the front, `chain` has a plan for every budget.
+    for (const Schedule& schedule : chain_plans(problem, {budget_bytes}, request.limits)) {
+      Timeline other(flat);
+      other.assign(runs_of(schedule));
+      if (other.peak_bytes() <= budget_bytes && other.time_ns() < best.time_ns()) best = std::move(other);
+    }
   }
   result.schedule = best.schedule();
-  result.status = limit_reached ? PlanStatus::kTimeout : PlanStatus::kFeasible;
+  result.status = front.limit_reached && !is_exact ? PlanStatus::kTimeout : PlanStatus::kFeasible;
   return result;
 }
 

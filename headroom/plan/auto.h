@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "headroom/plan/auto_front.h"
@@ -24,9 +25,9 @@ namespace headroom {
 /// 4. *Small graphs*, of at most 40 runs: every plan of the front becomes a level of its own, just below the peak of the
 ///    next, until nothing more is found; changes then add any runs anywhere too.
 /// 5. *In place.* Ops run over an input that dies there wherever they may: that is in all peaks above (Timeline).
-/// On chains the plan of `chain`'s table for the very budget counts too, the table being one for all budgets. Graphs of
-/// at most kMostExhaustiveValues values that are not resident (kMostAtHighEffort) are asked of `exhaustive` first,
-/// which is then the answer unless it reaches limits.max_states: then the search's plan is, as kTimeout.
+/// 6. *Exact where small.* On graphs of at most kMostExhaustiveValues values that are not resident (kMostAtHighEffort)
+///    `exhaustive` then goes through all budgets, from the largest down, with limits.max_states states for all of them.
+/// On chains the plan of `chain`'s table for the very budget counts too, the table being one for all budgets.
 ///
 /// Several runs of an op, keeping for part of the time and recomputing inside what is recomputed are all in its reach;
 /// first runs keep the base order. Not optimal among anything, but proved close by the bound, which is
@@ -37,19 +38,28 @@ namespace headroom {
 /// worse; memory linear in the graph times the number of levels.
 ///
 /// kOptimal where the lower bound is met; kInfeasible where memory_bound() or `exhaustive` proved it or the budget is
-/// below what some op needs by itself; kTimeout, with the best plan found if any, where `exhaustive` reached its limit;
-/// else kFeasible or kNotFound. Needs a budget. More memory is never slower, but for budgets at which `exhaustive`
-/// reached its limit beside others at which it did not.
+/// below what some op needs by itself; kTimeout, with the best plan found if any, where `exhaustive` was asked and
+/// reached its limit above the budget; else kFeasible or kNotFound. Needs a budget. More memory is never slower.
 struct AutoLimits {
   static constexpr int64_t kMostExhaustiveValues = 20;
   static constexpr int64_t kMostAtHighEffort = 28;
 };
 PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions& options = {});
 
-/// The front that plan_auto() picks from, but for `exhaustive`. `flat` is the problem's graph.
+struct AutoFront {
+  Front plans;
+  /// From this budget on `exhaustive` has proved the front optimal, or that there is no plan; none: the largest number.
+  int64_t exact_from_bytes = std::numeric_limits<int64_t>::max();
+  bool limit_reached = false;  ///< of `exhaustive`, below that
+};
+
+/// What plan_auto() picks from. `flat` is the problem's graph.
 AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
 
-/// The same as points, smallest peak first.
+/// The same without `exhaustive`.
+Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
+
+/// make_auto_front() as points, smallest peak first.
 std::vector<CurvePoint> auto_curve(const Problem& problem, const PlanLimits& limits);
 
 }  // namespace headroom

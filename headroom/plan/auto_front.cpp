@@ -24,13 +24,14 @@ constexpr int64_t kManyRuns = 200;
 constexpr int64_t kFewRuns = 40;     ///< up to here every plan of the front is a level of its own in the end
 constexpr int kPasses = 12;          ///< of that
 constexpr int kMostIdle = 3;         ///< of them in a row that find nothing
-constexpr int64_t kTriedRuns = 300;  ///< up to here what does not come by itself is tried at random
+constexpr int64_t kTriedRuns = 300;  ///< up to here what does not come by itself is tried at random, and more rounds
 constexpr int64_t kVeryManyRuns = 1000;
-constexpr int64_t kStartWork = 1'000'000;  ///< of one start, divided among its runs
-constexpr int kMostAttempts = 40;          ///< at a level that does not come by itself
-constexpr int kMostRuined = 12;            ///< reruns at a time
-constexpr int64_t kClose = 10000;          ///< a part of the time that is not worth more work
-constexpr int64_t kSlowest = 8;            ///< times plain training, for starts
+constexpr int64_t kStartWork = 700'000;     ///< of one start, divided among its runs
+constexpr int64_t kPolishWork = 1'900'000;  ///< of all levels at normal effort, divided among the runs
+constexpr int kMostAttempts = 40;           ///< at a level that does not come by itself
+constexpr int kMostRuined = 12;             ///< reruns at a time
+constexpr int64_t kClose = 10000;           ///< a part of the time that is not worth more work
+constexpr int64_t kSlowest = 8;             ///< times plain training, for starts
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
@@ -57,16 +58,18 @@ int64_t slightly_more(int64_t time_ns) {
 
 class FrontBuilder {
  public:
-  FrontBuilder(const FlatGraph& flat, const PlanLimits& limits) : flat_(flat), limits_(limits), search_(flat) {
+  FrontBuilder(const FlatGraph& flat, const PlanLimits& limits)
+      : flat_(flat), limits_(limits), bounds_(flat.graph), search_(flat) {
     for (const OpId op : base_ops(flat.graph)) base_.push_back(static_cast<int32_t>(op));
   }
 
-  AutoFront build(const std::vector<Schedule>& starts) {
+  Front build(const std::vector<Schedule>& starts) {
     search_.assign(base_);
     plain_ = search_.judged();
     for (const Schedule& schedule : starts) add_start(schedule);
     make_levels();
-    const int rounds = 4;
+    // With half as many levels what one finds takes longer to get around.
+    const int rounds = is_short() || std::ssize(base_) > kTriedRuns ? 4 : 8;
     for (int round = 0; round < rounds; ++round) improve_all(round, work_of_round(rounds));
     if (is_tiny()) refine(rounds);
     return front();
@@ -89,7 +92,7 @@ class FrontBuilder {
   int64_t work_per_run() const {
     if (limits_.effort == Effort::kLow) return 1'000;
     if (limits_.effort == Effort::kHigh) return 100'000;
-    return is_long() ? 3'000 : 8'000;
+    return is_long() ? 3'000 : std::clamp<int64_t>(kPolishWork / std::max<int64_t>(std::ssize(base_), 1), 5'000, 8'000);
   }
 
   /// For a level that does not come by itself.
@@ -174,9 +177,20 @@ class FrontBuilder {
       if (is_short() || !cut) try_start(runs, target_bytes, cut, {16});
     }
     std::optional<JudgedRuns> best;
-    if (!is_long()) try_start(base_, target_bytes, best, {6});
-    if (is_short() || (!best && !cut)) try_start(base_, target_bytes, best, {16});
-    if (!levels_.empty()) try_start(levels_.back().best().runs, target_bytes, best, {6});
+    const auto descend_from_above = [&] {
+      if (!levels_.empty()) try_start(levels_.back().best().runs, target_bytes, best, {6});
+    };
+    if (is_short() || is_long()) {
+      if (is_short()) try_start(base_, target_bytes, best, {6});
+      if (is_short() || !cut) try_start(base_, target_bytes, best, {16});
+      descend_from_above();
+    } else {
+      // What plain training does not come down to costs the most: once is enough to see it.
+      if (!plain_fails_) try_start(base_, target_bytes, best, {6});
+      plain_fails_ = plain_fails_ || !best;
+      descend_from_above();
+      if (!best && !cut) try_start(base_, target_bytes, best, {16});
+    }
     // Other choices at random, from above and from plain training by turns, until one gets there.
     const int64_t end = search_.work() + start_work();
     for (int i = 0; std::ssize(base_) <= kTriedRuns && !best && !cut && i < kMostAttempts && search_.work() < end;
@@ -194,7 +208,7 @@ class FrontBuilder {
   }
 
   bool add_level(int64_t target_bytes) {
-    const MemoryBound bound = memory_bound(flat_.graph, target_bytes, is_short() ? 3 : 1);
+    const MemoryBound bound = bounds_.within(target_bytes, is_short() ? 3 : 1);
     if (!bound.is_feasible) return false;
     std::vector<JudgedRuns> plans = find_starts(target_bytes, bound);
     const bool found = !plans.empty();
@@ -265,6 +279,7 @@ class FrontBuilder {
         options.most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
         options.noise = kNoise;
         options.early = search.random(3) == 0;
+        options.anywhere = options.early && (is_tiny() || search.random(2) == 0);
         options.most_ns = slightly_more(best.time_ns);
         if (search.descend(target_bytes, options)) keep_better(best);
       }
@@ -299,15 +314,6 @@ class FrontBuilder {
     }
   }
 
-  /// Plans of all levels and starts that none other beats, smallest peak first.
-  static std::vector<JudgedRuns> undominated(std::vector<JudgedRuns> all) {
-    std::ranges::stable_sort(all, {}, [](const JudgedRuns& plan) { return std::pair(plan.peak_bytes, plan.time_ns); });
-    std::vector<JudgedRuns> plans;
-    for (JudgedRuns& plan : all)
-      if (plans.empty() || plan.time_ns < plans.back().time_ns) plans.push_back(std::move(plan));
-    return plans;
-  }
-
   /// Every plan is a level: what is sought is a faster one below the peak of the next. Then as low as it goes.
   void refine(int round) {
     for (int pass = 0, idle = 0; pass < kPasses && idle < kMostIdle; ++pass) {
@@ -318,7 +324,7 @@ class FrontBuilder {
       levels_.clear();
       for (size_t i = starts_.size() - 1; i-- > 0;) {
         const int64_t target_bytes = starts_[i + 1].peak_bytes - 1;
-        const int64_t bound_ns = memory_bound(flat_.graph, target_bytes).time_ns;
+        const int64_t bound_ns = bounds_.within(target_bytes).time_ns;
         levels_.push_back({target_bytes, bound_ns, {starts_[i]}});
       }
       improve_all(round + pass, work_of_round(2));
@@ -338,6 +344,7 @@ class FrontBuilder {
       search_.ruin(1 + static_cast<int>(search_.random(kMostRuined)));
       search_.insert_any(static_cast<int>(search_.random(5)));
       DescentOptions options{kMostInsertions[search_.random(kMostInsertions.size())], kNoise, search_.random(2) == 0};
+      options.anywhere = options.early;
       if (!search_.descend(target_bytes, options)) continue;
       search_.prune(target_bytes);
       starts_.insert(starts_.begin(), search_.judged());
@@ -360,7 +367,8 @@ class FrontBuilder {
       if (higher.empty()) continue;
       search.assign(higher);
       higher.clear();
-      if (!search.descend(target_bytes, {.most_ns = slightly_more(plans.back().time_ns)})) continue;
+      const int64_t most_ns = is_short() ? slightly_more(plans.back().time_ns) : plans.back().time_ns;
+      if (!search.descend(target_bytes, {.most_ns = most_ns})) continue;
       search.prune(target_bytes);
       higher = search.timeline().runs();
       plans.push_back(search.judged());
@@ -368,21 +376,23 @@ class FrontBuilder {
     return plans;
   }
 
-  AutoFront front() {
+  Front front() {
     std::vector<JudgedRuns> all = starts_;
     all.push_back(plain_);
     std::vector<std::vector<JudgedRuns>> between(levels_.size());
     for_each_level([&](RunSearch& search, size_t k) { between[k] = plans_between(search, k); });
     for (std::vector<JudgedRuns>& plans : between) std::ranges::move(plans, std::back_inserter(all));
     for (Level& level : levels_) all.push_back(std::move(level.plans.front()));
-    return {undominated(std::move(all))};
+    return undominated(std::move(all));
   }
 
   const FlatGraph& flat_;
   PlanLimits limits_;
+  MemoryBounds bounds_;
   RunSearch search_;
   std::vector<int32_t> base_;
   JudgedRuns plain_;
+  bool plain_fails_ = false;  ///< to come down to a level in few insertions at a time
   std::vector<JudgedRuns> starts_;
   std::vector<Level> levels_;
 };
@@ -418,7 +428,15 @@ std::vector<int64_t> level_targets(int64_t most_bytes, int64_t least_bytes) {
   return targets;
 }
 
-AutoFront make_auto_front(const FlatGraph& flat, const std::vector<Schedule>& starts, const PlanLimits& limits) {
+Front undominated(std::vector<JudgedRuns> plans) {
+  std::ranges::stable_sort(plans, {}, [](const JudgedRuns& plan) { return std::pair(plan.peak_bytes, plan.time_ns); });
+  Front front;
+  for (JudgedRuns& plan : plans)
+    if (front.empty() || plan.time_ns < front.back().time_ns) front.push_back(std::move(plan));
+  return front;
+}
+
+Front search_front(const FlatGraph& flat, const std::vector<Schedule>& starts, const PlanLimits& limits) {
   return FrontBuilder(flat, limits).build(starts);
 }
 

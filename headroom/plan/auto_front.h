@@ -15,11 +15,13 @@ int64_t peak_lower_bound_bytes(const FlatGraph& flat);
 /// The peaks that plans are sought for, largest first: every fortieth of `most_bytes` that is above `least_bytes`.
 std::vector<int64_t> level_targets(int64_t most_bytes, int64_t least_bytes);
 
-struct AutoFront {
-  std::vector<JudgedRuns> plans;  ///< smallest peak first, faster and faster
-};
+/// Plans of which none beats another: smallest peak first, faster and faster.
+using Front = std::vector<JudgedRuns>;
+
+/// Those of some plans that no other beats.
+Front undominated(std::vector<JudgedRuns> plans);
 
 /// Plans for all budgets, by the search that plan_auto() describes, from plain training and `starts`.
-AutoFront make_auto_front(const FlatGraph& flat, const std::vector<Schedule>& starts, const PlanLimits& limits);
+Front search_front(const FlatGraph& flat, const std::vector<Schedule>& starts, const PlanLimits& limits);
 
 }  // namespace headroom

@@ -1,8 +1,6 @@
 #include "headroom/plan/auto_search.h"
 
 #include <algorithm>
-#include <limits>
-#include <optional>
 #include <tuple>
 
 namespace headroom {
@@ -269,10 +267,16 @@ void RunSearch::add_candidate(int32_t value, int32_t first, int32_t position, in
 
 void RunSearch::find_candidates(const DescentOptions& options) {
   candidates_.clear();
+  const auto none_yet = std::ranges::upper_bound(over_count_, 0);
+  const auto all_now = std::ranges::lower_bound(over_count_, over_count_.back());
+  const auto first_over = static_cast<int32_t>(none_yet - over_count_.begin()) - 1;
+  const auto last_over = static_cast<int32_t>(all_now - over_count_.begin()) - 1;
   for (int32_t v = 0; v < flat_.value_count; ++v) {
     if (flat_.maker[at(v)] < 0) continue;
     const std::span<const Timeline::Event> events = now_.events(v);
     work_ += std::ssize(events);
+    if (events.empty() || events.front().position >= last_over) continue;
+    if (events.back().position <= first_over && flat_.is_output[at(v)] == 0) continue;
     // What the step puts out is read at its end.
     const size_t reads = events.size() + (flat_.is_output[at(v)] != 0 ? 1 : 0);
     for (size_t k = 1; k < reads; ++k) {
@@ -284,6 +288,9 @@ void RunSearch::find_candidates(const DescentOptions& options) {
       const int32_t early = last_chance(v, position);
       if (early > first && early < position && over_count_[at(early)] > over_count_[at(first)])
         add_candidate(v, first, early, options.noise);
+      if (!options.anywhere || position - first < 2) continue;
+      const int32_t anywhere = first + 1 + static_cast<int32_t>(random(at(position - first - 1)));
+      if (over_count_[at(anywhere)] > over_count_[at(first)]) add_candidate(v, first, anywhere, options.noise);
     }
   }
 }
@@ -291,7 +298,8 @@ void RunSearch::find_candidates(const DescentOptions& options) {
 /// The `most` best moves or so: candidates are looked at from the highest bound down, until none can be better.
 bool RunSearch::find_moves(size_t most) {
   const auto less = [](const Candidate& a, const Candidate& b) {
-    return std::tuple(a.bound, b.value, b.position) < std::tuple(b.bound, a.value, a.position);
+    if (a.bound != b.bound) return a.bound < b.bound;
+    return a.value != b.value ? a.value > b.value : a.position > b.position;
   };
   std::ranges::make_heap(candidates_, less);
   move_count_ = 0;
@@ -322,15 +330,27 @@ bool RunSearch::find_moves(size_t most) {
 
 void RunSearch::make_edited(const std::vector<Insertion>& insertions, const std::vector<int32_t>& erasures) {
   edited_.clear();
-  size_t next = 0;
-  size_t gone = 0;
-  for (int32_t p = 0; p < now_.size(); ++p) {
-    for (; next < insertions.size() && insertions[next].before == p; ++next) edited_.push_back(insertions[next].op);
-    while (gone < erasures.size() && erasures[gone] < p) ++gone;
-    if (gone < erasures.size() && erasures[gone] == p) continue;
-    edited_.push_back(now_.run(p));
+  const std::vector<int32_t>& runs = now_.runs();
+  int32_t copied = 0;
+  const auto copy_up_to = [&](int32_t end) {
+    edited_.insert(edited_.end(), runs.begin() + copied, runs.begin() + end);
+    copied = end;
+  };
+  auto gone = erasures.begin();
+  const auto erase_up_to = [&](int32_t end) {
+    for (; gone != erasures.end() && *gone < end; ++gone) {
+      if (*gone < copied) continue;  // twice in the list
+      copy_up_to(*gone);
+      ++copied;
+    }
+  };
+  for (const Insertion& insertion : insertions) {
+    erase_up_to(insertion.before);
+    copy_up_to(std::max(copied, insertion.before));
+    edited_.push_back(insertion.op);
   }
-  for (; next < insertions.size(); ++next) edited_.push_back(insertions[next].op);
+  erase_up_to(now_.size());
+  copy_up_to(now_.size());
 }
 
 /// The best moves, as long as none undoes what another relies on and they do not go far beyond the target together.
@@ -399,194 +419,6 @@ bool RunSearch::descend(int64_t target_bytes, const DescentOptions& options) {
     most = 1;
   }
   return now_.time_ns() <= options.most_ns;
-}
-
-/// Whether a run can go because what is read of it can be kept from before instead, within the target as far as can be
-/// told without trying. Where an alternative ran before that does not make all of it, that one gives way to this op.
-std::optional<RunSearch::Removal> RunSearch::find_removal(int32_t position, int64_t target_bytes) const {
-  const int32_t op = now_.run(position);
-  Removal removal{position, -1, op};
-  int64_t sum = 0;
-  int32_t first = position;
-  bool lacks_some = false;
-  for (const int32_t w : flat_.outputs(op)) {
-    const std::span<const Timeline::Copy> copies = now_.copies(w);
-    const auto later =
-        std::ranges::partition_point(copies, [&](const Timeline::Copy& copy) { return copy.born < position; });
-    if (later != copies.begin()) removal.replaced = std::max(removal.replaced, std::prev(later)->born);
-    if (later->last == position) continue;  // nothing reads it
-    sum += flat_.bytes[at(w)];
-    if (later == copies.begin()) {
-      lacks_some = true;
-    } else {
-      first = std::min(first, std::prev(later)->freed + 1);
-    }
-  }
-  if (!lacks_some) {
-    removal.replaced = -1;
-  } else {
-    if (removal.replaced < 0 || flat_.once[at(op)] != 0) return {};
-    const int32_t other = now_.run(removal.replaced);
-    const auto is_ready = [&](int32_t u) {
-      const std::span<const Timeline::Event> events = now_.events(u);
-      return !events.empty() && events.front().position < removal.replaced;
-    };
-    const auto is_made = [&](int32_t w) { return std::ranges::find(flat_.outputs(op), w) != flat_.outputs(op).end(); };
-    if (!std::ranges::all_of(flat_.inputs(op), is_ready) || !std::ranges::all_of(flat_.outputs(other), is_made))
-      return {};
-    first = std::min(first, removal.replaced);
-  }
-  if (now_.most(first, position - 1) > target_bytes - sum) return {};
-  return removal;
-}
-
-/// Tries what is left without some runs, all at once; only one where an earlier run gives way.
-void RunSearch::try_without(std::span<const Removal> removals) {
-  std::vector<int32_t> positions;
-  for (const Removal& removal : removals) positions.push_back(removal.position);
-  std::ranges::sort(positions);
-  make_edited({}, positions);
-  for (const Removal& removal : removals)
-    if (removal.replaced >= 0) edited_[at(removal.replaced)] = removal.op;
-  try_runs(edited_);
-}
-
-/// Where not all that a run makes is read, an alternative that makes what is, takes no more time and less memory.
-void RunSearch::make_leaner() {
-  if (!flat_.has_alternatives) return;
-  edited_ = now_.runs();
-  bool changed = false;
-  for (int32_t p = 0; p < now_.size(); ++p) {
-    const int32_t op = now_.run(p);
-    if (std::ranges::all_of(flat_.outputs(op), [&](int32_t v) { return flat_.producers(v).size() == 1; })) continue;
-    const auto is_read = [&](int32_t w) { return now_.alive(w, p + 1) != nullptr; };
-    const auto cost = [&](int32_t one) {
-      return std::pair(flat_.time_ns[at(one)], flat_.output_bytes[at(one)] + flat_.workspace[at(one)]);
-    };
-    const int32_t shared =
-        *std::ranges::find_if(flat_.outputs(op), [&](int32_t v) { return flat_.producers(v).size() > 1; });
-    for (const int32_t other : flat_.producers(shared)) {
-      if (flat_.once[at(other)] != 0 || cost(other) >= cost(edited_[at(p)])) continue;
-      const auto makes = [&](int32_t w) {
-        return std::ranges::find(flat_.outputs(other), w) != flat_.outputs(other).end();
-      };
-      const auto reads = [&](int32_t u) { return std::ranges::find(flat_.inputs(op), u) != flat_.inputs(op).end(); };
-      const bool makes_all = std::ranges::all_of(flat_.outputs(op), [&](int32_t w) { return !is_read(w) || makes(w); });
-      if (!makes_all || !std::ranges::all_of(flat_.inputs(other), reads)) continue;
-      edited_[at(p)] = other;
-      changed = true;
-    }
-  }
-  if (changed) assign(edited_);
-}
-
-void RunSearch::prune(int64_t target_bytes) {
-  if (flat_.has_alternatives) {
-    const std::vector<int32_t> before = now_.runs();
-    make_leaner();
-    if (now_.peak_bytes() > target_bytes) assign(before);
-  }
-  for (bool changed = true; changed;) {
-    changed = false;
-    std::vector<std::pair<int64_t, int32_t>> order;  // the longest first
-    for (int32_t p = 0; p < now_.size(); ++p)
-      if (is_rerun(p)) order.emplace_back(-flat_.time_ns[at(now_.run(p))], p);
-    std::ranges::sort(order);
-    // Several at a time while that fits, since each try looks at the whole sequence: twice as many after a success.
-    size_t most = 1;
-    for (size_t i = 0; i < order.size();) {
-      std::vector<Removal> removals;
-      const size_t first = i;
-      for (; i < order.size() && removals.size() < most; ++i) {
-        ++work_;
-        const std::optional<Removal> removal = find_removal(order[i].second, target_bytes);
-        if (removal) removals.push_back(*removal);
-      }
-      if (removals.empty()) continue;
-      try_without(removals);
-      if (trial_.peak_bytes() > target_bytes) {
-        if (removals.size() > 1) i = first;
-        most = std::max<size_t>(1, removals.size() / 4);
-        continue;
-      }
-      std::swap(now_, trial_);
-      changed = true;
-      if (!flat_.has_alternatives) most *= 2;
-      std::ranges::sort(removals, {}, &Removal::position);
-      for (size_t k = i; k < order.size(); ++k) {
-        const auto later = std::ranges::partition_point(
-            removals, [&](const Removal& removal) { return removal.position < order[k].second; });
-        order[k].second -= static_cast<int32_t>(later - removals.begin());
-      }
-    }
-  }
-}
-
-/// Something that it makes was made before.
-bool RunSearch::is_rerun(int32_t position) const {
-  return std::ranges::any_of(flat_.outputs(now_.run(position)),
-                             [&](int32_t w) { return now_.events(w).front().position < position; });
-}
-
-bool RunSearch::ruin(int count) {
-  restart();
-  if (!has_removals_) {
-    removals_.clear();
-    for (int32_t p = 0; p < now_.size(); ++p) {
-      if (!is_rerun(p)) continue;
-      const std::optional<Removal> removal = find_removal(p, std::numeric_limits<int64_t>::max());
-      if (removal) removals_.push_back(*removal);
-    }
-    work_ += now_.size();
-    has_removals_ = true;
-  }
-  if (removals_.empty()) return false;
-  std::vector<Removal> removals = removals_;
-  const auto n = static_cast<int64_t>(removals.size());
-  const int64_t chosen = static_cast<int64_t>(random(removals.size()));
-  const uint64_t kind = random(4);
-  std::vector<Removal> gone;
-  if (kind < 2) {  // neighbours
-    const int64_t first = std::clamp<int64_t>(chosen - count / 2, 0, std::max<int64_t>(n - count, 0));
-    gone.assign(removals.begin() + first, removals.begin() + std::min(first + count, n));
-  } else {  // alike, as in other blocks of the same shape, or anywhere
-    const int32_t op = removals[static_cast<size_t>(chosen)].op;
-    if (kind == 2)
-      std::erase_if(removals, [&](const Removal& removal) {
-        return flat_.time_ns[at(removal.op)] != flat_.time_ns[at(op)] ||
-               flat_.output_bytes[at(removal.op)] != flat_.output_bytes[at(op)];
-      });
-    for (int i = 0; i < count && !removals.empty(); ++i) {
-      const auto which = removals.begin() + static_cast<std::ptrdiff_t>(random(removals.size()));
-      gone.push_back(*which);
-      removals.erase(which);
-    }
-    std::ranges::sort(gone, {}, &Removal::position);
-  }
-  if (!flat_.has_alternatives) {
-    try_without(gone);
-    std::swap(now_, trial_);
-    return true;
-  }
-  // From the last to the first, so that positions stay right; what one relies on may have gone with another.
-  for (size_t i = gone.size(); i-- > 0;) {
-    const std::optional<Removal> removal = find_removal(gone[i].position, std::numeric_limits<int64_t>::max());
-    if (!removal) continue;
-    try_without(std::span(&*removal, 1));
-    std::swap(now_, trial_);
-  }
-  return true;
-}
-
-void RunSearch::insert_any(int count) {
-  for (int i = 0; i < count; ++i) {
-    const auto position = static_cast<int32_t>(1 + random(at(now_.size())));
-    const int32_t op = now_.run(static_cast<int32_t>(random(at(position))));
-    if (flat_.once[at(op)] != 0) continue;
-    make_edited({{position, op}}, {});
-    try_runs(edited_);
-    std::swap(now_, trial_);
-  }
 }
 
 }  // namespace headroom

@@ -23,6 +23,7 @@ struct DescentOptions {
   bool early = false;          ///< also make values again before what that takes goes, not only where they are read
   int64_t most_ns = std::numeric_limits<int64_t>::max();
   int64_t most_work = 1'100;  ///< for each run
+  bool anywhere = false;      ///< with `early`: and at random places in between
 };
 
 /// Changes a sequence of runs step by step towards less memory or less time. First runs stay where they are; other runs
@@ -54,7 +55,8 @@ class RunSearch {
   /// the same, or any, at random. False where there are none.
   bool ruin(int count);
 
-  /// Adds `count` runs of any ops that may run again, anywhere after their first runs, whatever that does to the peak.
+  /// Adds `count` runs of any ops that may run again, anywhere after their first runs, whatever that does to the peak;
+  /// sometimes an alternative takes the place of one that may not, which then runs where it is needed.
   void insert_any(int count);
 
   void seed(uint64_t seed) { random_state_ = seed; }
@@ -80,6 +82,8 @@ class RunSearch {
     int32_t position;
     int32_t replaced;  ///< an earlier run that becomes one of `op`; -1: none
     int32_t op;
+    int32_t first;  ///< from here to before `position`
+    int64_t bytes;  ///< so many more are kept
   };
   struct Candidate {
     double bound;
@@ -104,6 +108,9 @@ class RunSearch {
   void make_leaner();
   bool is_rerun(int32_t position) const;
   std::optional<Removal> find_removal(int32_t position, int64_t target_bytes) const;
+  void drop_early_runs();
+  void put_off(int32_t position);
+  bool fits_with_others(const Removal& removal, std::span<const Removal> others, int64_t target_bytes) const;
   void restart();
   void try_runs(const std::vector<int32_t>& runs);
   void try_without(std::span<const Removal> removals);
@@ -125,6 +132,7 @@ class RunSearch {
   std::vector<Candidate> candidates_;
   std::vector<std::pair<int32_t, int32_t>> banned_;  ///< (value, before) that did not help in the present sequence
   std::vector<int32_t> edited_;
+  std::vector<int64_t> added_;  ///< by position: kept in addition where runs go that prune() has chosen
   std::vector<uint8_t> evicted_;
   std::vector<uint8_t> relied_;
   std::vector<int32_t> open_;

@@ -28,8 +28,8 @@ FlatGraph::FlatGraph(const Graph& given)
     add(outputs_, op.outputs);
     add(overwrites_, op.overwrites);
     const auto i = static_cast<int32_t>(time_ns.size());
-    for (const int32_t v : inputs(i)) touched_.ids.push_back(2 * v);
-    for (const int32_t v : outputs(i)) touched_.ids.push_back(2 * v + 1);
+    for (const int32_t v : inputs(i)) touched_.ids.push_back(2 * static_cast<uint32_t>(v));
+    for (const int32_t v : outputs(i)) touched_.ids.push_back(2 * static_cast<uint32_t>(v) + 1);
     touched_.close();
     time_ns.push_back(op.time_ns);
     workspace.push_back(op.workspace_bytes);
@@ -125,34 +125,47 @@ void Timeline::find_most() {
 /// A counting sort of all reads and writes by value.
 void Timeline::find_events() {
   event_begin_.assign(at(flat_->value_count) + 1, 0);
+  int32_t* const begins = event_begin_.data();
   for (const int32_t op : runs_)
-    for (const int32_t touch : flat_->touched(op)) ++event_begin_[at(touch / 2)];
+    for (const uint32_t touch : flat_->touched(op)) ++begins[touch / 2];
   int32_t sum = 0;
   for (int32_t& begin : event_begin_) begin = sum += begin;
   events_.resize(at(sum));
+  Event* const events = events_.data();
   for (int32_t p = size(); p-- > 0;)
-    for (const int32_t touch : flat_->touched(run(p)))
-      events_[at(--event_begin_[at(touch / 2)])] = {p, (touch & 1) != 0};
+    for (const uint32_t touch : flat_->touched(run(p))) events[--begins[touch / 2]] = {p, (touch & 1) != 0};
 }
 
 void Timeline::find_copies() {
   copy_begin_.resize(at(flat_->value_count) + 1);
-  copies_.resize(events_.size());  // at most one for each
-  size_t count = 0;
+  if (copies_.size() < events_.size()) copies_.resize(events_.size());  // at most one for each
+  between_.assign(at(size()) + 2, 0);
+  Copy* next = copies_.data();
   for (int32_t v = 0; v < flat_->value_count; ++v) {
-    copy_begin_[at(v)] = static_cast<int32_t>(count);
+    copy_begin_[at(v)] = static_cast<int32_t>(next - copies_.data());
     const std::span<const Event> all = events(v);
+    if (all.empty()) continue;
+    Copy* const first = next;
     for (const Event& event : all) {
       if (event.is_write) {
-        copies_[count++] = {event.position, event.position, event.position};
+        *next++ = {event.position, event.position, event.position};
       } else {
-        copies_[count - 1].last = copies_[count - 1].freed = event.position;
+        next[-1].last = next[-1].freed = event.position;
       }
     }
-    if (!all.empty() && flat_->is_output[at(v)] != 0) copies_[count - 1].last = copies_[count - 1].freed = size();
+    if (flat_->is_output[at(v)] != 0) next[-1].last = next[-1].freed = size();
+    if (!flat_->has_holds) add_bytes({first, next}, flat_->bytes[at(v)]);
   }
-  copies_.resize(count);
-  copy_begin_.back() = static_cast<int32_t>(count);
+  copy_begin_.back() = static_cast<int32_t>(next - copies_.data());
+}
+
+/// To between_, as changes from one position to the next.
+void Timeline::add_bytes(std::span<const Copy> copies, int64_t bytes) {
+  int64_t* const changes = between_.data() + 1;
+  for (const Copy& copy : copies) {
+    changes[copy.born] += bytes;
+    changes[copy.freed] -= bytes;
+  }
 }
 
 void Timeline::extend_held() {
@@ -170,6 +183,16 @@ void Timeline::extend_held() {
       }
     }
   }
+  for (int32_t v = 0; v < flat_->value_count; ++v) add_bytes(copies(v), flat_->bytes[at(v)]);
+}
+
+/// Whether a copy is held while the run at a position goes on.
+bool Timeline::is_held(int32_t value, const Copy& copy, int32_t position) const {
+  return std::ranges::any_of(flat_->holders(value), [&](int32_t holder) {
+    return std::ranges::any_of(copies(holder), [&](const Copy& holding) {
+      return holding.born >= copy.born && holding.born <= position && holding.freed >= position;
+    });
+  });
 }
 
 /// The input that the run at a position takes over: one that dies there, is held by nothing and has the op's first
@@ -178,7 +201,7 @@ int32_t Timeline::overwritten(int32_t position) const {
   const int32_t op = run(position);
   for (const int32_t v : flat_->overwrites(op)) {
     const Copy* copy = alive(v, position);
-    if (copy == nullptr || copy->last != position || !flat_->holders(v).empty()) continue;
+    if (copy == nullptr || copy->last != position || is_held(v, *copy, position)) continue;
     // The output's old copy, if any, was dropped after its last use: it is not alive.
     return v;
   }
@@ -186,13 +209,6 @@ int32_t Timeline::overwritten(int32_t position) const {
 }
 
 void Timeline::add_up() {
-  between_.assign(at(size()) + 2, 0);
-  for (int32_t v = 0; v < flat_->value_count; ++v) {
-    for (const Copy& copy : copies(v)) {
-      between_[at(copy.born) + 1] += flat_->bytes[at(v)];
-      between_[at(std::min(copy.freed, size())) + 1] -= flat_->bytes[at(v)];
-    }
-  }
   int64_t sum = flat_->graph.resident_bytes();
   moments_.resize(at(size()));
   peak_bytes_ = sum;

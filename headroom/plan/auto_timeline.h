@@ -22,7 +22,7 @@ struct FlatGraph {
   std::span<const int32_t> inputs(int32_t op) const { return list(inputs_, op); }
   std::span<const int32_t> outputs(int32_t op) const { return list(outputs_, op); }
   /// What an op reads and writes, each as twice its number and one more where it is written.
-  std::span<const int32_t> touched(int32_t op) const { return list(touched_, op); }
+  std::span<const uint32_t> touched(int32_t op) const { return list(touched_, op); }
   std::span<const int32_t> producers(int32_t value) const { return list(producers_, value); }
   std::span<const int32_t> holds(int32_t value) const { return list(holds_, value); }
   std::span<const int32_t> holders(int32_t value) const { return list(holders_, value); }
@@ -40,19 +40,21 @@ struct FlatGraph {
   std::vector<int32_t> hold_order;  ///< values that hold something, holders before what they hold
 
  private:
-  struct Lists {
-    std::vector<int32_t> begin{0};
-    std::vector<int32_t> ids;
-    void close() { begin.push_back(static_cast<int32_t>(ids.size())); }
+  template <typename T>
+  struct ListsOf {
+    std::vector<uint32_t> begin{0};
+    std::vector<T> ids;
+    void close() { begin.push_back(static_cast<uint32_t>(ids.size())); }
   };
-  static std::span<const int32_t> list(const Lists& lists, int32_t i) {
-    const auto at = static_cast<size_t>(i);
-    const auto first = static_cast<size_t>(lists.begin[at]);
-    return std::span(lists.ids).subspan(first, static_cast<size_t>(lists.begin[at + 1]) - first);
+  using Lists = ListsOf<int32_t>;
+  template <typename T>
+  static std::span<const T> list(const ListsOf<T>& lists, int32_t i) {
+    const uint32_t* const begin = lists.begin.data() + i;
+    return {lists.ids.data() + begin[0], lists.ids.data() + begin[1]};
   }
   Lists inputs_;
   Lists outputs_;
-  Lists touched_;
+  ListsOf<uint32_t> touched_;
   Lists producers_;
   Lists holds_;
   Lists holders_;
@@ -121,14 +123,16 @@ class Timeline {
  private:
   template <typename T>
   static std::span<const T> part(const std::vector<T>& items, const std::vector<int32_t>& begin, int32_t value) {
-    const auto first = static_cast<size_t>(begin[static_cast<size_t>(value)]);
-    return std::span(items).subspan(first, static_cast<size_t>(begin[static_cast<size_t>(value) + 1]) - first);
+    const int32_t* const first = begin.data() + value;
+    return {items.data() + first[0], items.data() + first[1]};
   }
   void find_events();
   void find_copies();
+  void add_bytes(std::span<const Copy> copies, int64_t bytes);
   void extend_held();
   void add_up();
   void find_most();
+  bool is_held(int32_t value, const Copy& copy, int32_t position) const;
   int32_t overwritten(int32_t position) const;
 
   const FlatGraph* flat_;
@@ -136,7 +140,7 @@ class Timeline {
   std::vector<int32_t> event_begin_;
   std::vector<Event> events_;
   std::vector<int32_t> copy_begin_;
-  std::vector<Copy> copies_;
+  std::vector<Copy> copies_;  ///< up to copy_begin_.back()
   std::vector<int64_t> moments_;
   std::vector<int64_t> between_;
   std::vector<int64_t> most_from_start_;          ///< of a position's block, up to it

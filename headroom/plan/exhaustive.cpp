@@ -56,9 +56,11 @@ struct OpMasks {
 
 enum class Goal : uint8_t { kLeastTime, kLeastPeak };
 
-class Search {
+}  // namespace
+
+class ExhaustiveSearch::Search {
  public:
-  Search(const Graph& graph, int64_t max_states) : graph_(graph), max_states_(max_states) {
+  explicit Search(const Graph& graph) : graph_(graph) {
     const NeededGroups groups = find_needed_groups(graph);
     std::vector<int> order(groups.ops.size(), kOptional);
     for (size_t g = 0; g < groups.ops.size(); ++g) {
@@ -89,9 +91,10 @@ class Search {
     find_useful();
   }
 
-  /// False: no schedule within the budget, or (timed_out()) none found.
-  bool run(Goal goal, int64_t budget_bytes) {
+  /// False: no schedule within the budget that costs less than `cost_limit`, or (timed_out()) none found.
+  bool run(Goal goal, int64_t budget_bytes, int64_t cost_limit, int64_t max_states) {
     goal_ = goal;
+    cost_limit_ = cost_limit;
     // What resident values leave; moments below are beside them.
     budget_ = budget_bytes - graph_.resident_bytes();
     found_.clear();
@@ -109,7 +112,7 @@ class Search {
         goal_number_ = number;
         return true;
       }
-      if (static_cast<int64_t>(found_.size()) > max_states_) {
+      if (state_count() > max_states) {
         timed_out_ = true;
         return false;
       }
@@ -119,6 +122,7 @@ class Search {
   }
 
   bool timed_out() const { return timed_out_; }
+  int64_t state_count() const { return static_cast<int64_t>(found_.size()); }  ///< of the last run
   int64_t cost() const { return found_[goal_number_].cost; }
 
   Schedule schedule() const {
@@ -255,6 +259,7 @@ class Search {
   }
 
   void reach(const State& state, int64_t cost, size_t previous, Step step) {
+    if (cost >= cost_limit_) return;
     const auto [entry, is_new] = index_.try_emplace(state, found_.size());
     if (is_new) {
       found_.push_back(Found{&entry->first, cost, previous, step, false});
@@ -272,7 +277,6 @@ class Search {
   static constexpr size_t kNone = std::numeric_limits<size_t>::max();
 
   const Graph& graph_;
-  int64_t max_states_;
   uint32_t group_count_ = 0;         ///< needed ones
   std::vector<int64_t> fastest_ns_;  ///< by needed group
   std::vector<ValueId> values_;
@@ -287,6 +291,7 @@ class Search {
 
   Goal goal_ = Goal::kLeastTime;
   int64_t budget_ = 0;
+  int64_t cost_limit_ = 0;
   bool timed_out_ = false;
   size_t goal_number_ = 0;
   std::vector<Found> found_;
@@ -294,6 +299,10 @@ class Search {
   using Open = std::pair<int64_t, size_t>;
   std::priority_queue<Open, std::vector<Open>, std::greater<>> queue_;
 };
+
+namespace {
+
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
 void check_size(const Graph& graph) {
   const auto refuse = [&](const std::string& why) {
@@ -311,12 +320,28 @@ void check_size(const Graph& graph) {
 
 }  // namespace
 
+ExhaustiveSearch::ExhaustiveSearch(const Graph& graph, int64_t max_states) : states_left_(max_states) {
+  check_size(graph);
+  least_ns_ = time_lower_bound_ns(graph);
+  search_ = std::make_unique<Search>(graph);
+}
+
+ExhaustiveSearch::~ExhaustiveSearch() = default;
+
+std::optional<Schedule> ExhaustiveSearch::find_faster(int64_t budget_bytes, int64_t time_ns) {
+  const bool is_found = search_->run(Goal::kLeastTime, budget_bytes, time_ns - least_ns_, states_left_);
+  states_left_ -= search_->state_count();
+  limit_reached_ = search_->timed_out();
+  if (!is_found) return std::nullopt;
+  return search_->schedule();
+}
+
 PlanResult plan_exhaustive(const Graph& graph, const PlanRequest& request) {
   check_size(graph);
-  Search search(graph, request.limits.max_states);
+  ExhaustiveSearch::Search search(graph);
   PlanResult result;
-  constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
-  if (!search.run(Goal::kLeastPeak, kUnlimited)) {
+  const int64_t max_states = request.limits.max_states;
+  if (!search.run(Goal::kLeastPeak, kUnlimited, kUnlimited, max_states)) {
     result.status = PlanStatus::kTimeout;
     return result;
   }
@@ -328,7 +353,7 @@ PlanResult plan_exhaustive(const Graph& graph, const PlanRequest& request) {
     return result;
   }
   Schedule least_peak = search.schedule();
-  if (search.run(Goal::kLeastTime, budget_bytes)) {
+  if (search.run(Goal::kLeastTime, budget_bytes, kUnlimited, max_states)) {
     result.status = PlanStatus::kOptimal;
     result.schedule = with_early_drops(graph, search.schedule());
     result.lower_bound_ns = capped_sum(time_lower_bound_ns(graph), search.cost());

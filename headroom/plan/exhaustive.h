@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cstdint>
+#include <memory>
+#include <optional>
+
 #include "headroom/core/graph.h"
 #include "headroom/plan/plan.h"
 
@@ -18,5 +22,28 @@ struct ExhaustiveLimits {
   static constexpr size_t kMostOps = 64;
 };
 PlanResult plan_exhaustive(const Graph& graph, const PlanRequest& request);
+
+/// The same search for one budget after the other, `max_states` being the limit of all of them together. Takes and
+/// throws what plan_exhaustive() does; keeps a reference to the graph.
+class ExhaustiveSearch {
+ public:
+  ExhaustiveSearch(const Graph& graph, int64_t max_states);
+  ~ExhaustiveSearch();
+  ExhaustiveSearch(const ExhaustiveSearch&) = delete;
+  ExhaustiveSearch& operator=(const ExhaustiveSearch&) = delete;
+
+  /// The fastest schedule within a budget where one takes less than `time_ns`; none: there is none, or
+  /// limit_reached(). Its drops are where the search made them, not as early as can be.
+  std::optional<Schedule> find_faster(int64_t budget_bytes, int64_t time_ns);
+  bool limit_reached() const { return limit_reached_; }
+
+ private:
+  friend PlanResult plan_exhaustive(const Graph& graph, const PlanRequest& request);
+  class Search;
+  std::unique_ptr<Search> search_;
+  int64_t least_ns_ = 0;  ///< of any schedule
+  int64_t states_left_;
+  bool limit_reached_ = false;
+};
 
 }  // namespace headroom

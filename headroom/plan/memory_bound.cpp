@@ -77,27 +77,30 @@ class Dependences {
 /// One moment: a group at its first run.
 struct Moment {
   int group = 0;
-  int64_t room_bytes = 0;         ///< for what is kept beside the op's own
+  int64_t own_bytes = 0;          ///< at least, of the op's own and what is resident
   int64_t wanted_bytes = 0;       ///< of `wanted`
   std::vector<ValueId> wanted;    ///< made before, needed after, not the op's own
   std::vector<uint8_t> is_there;  ///< by value: the op's inputs and outputs
 };
 
-class BoundSearch {
- public:
-  BoundSearch(const Graph& graph, int64_t budget_bytes)
-      : graph_(graph), budget_bytes_(budget_bytes), dependences_(graph) {}
+}  // namespace
 
-  MemoryBound search(int cuts) {
-    MemoryBound bound{time_lower_bound_ns(graph_), true, {}, {}};
-    std::vector<Moment> moments = find_moments();
-    std::ranges::stable_sort(moments, std::greater<>(),
-                             [](const Moment& moment) { return moment.wanted_bytes - moment.room_bytes; });
-    if (std::ssize(moments) > cuts) moments.resize(at(cuts));
+class MemoryBounds::Moments {
+ public:
+  explicit Moments(const Graph& graph)
+      : graph_(graph), dependences_(graph), least_ns_(time_lower_bound_ns(graph)), moments_(find_moments()) {
+    for (const Op& op : graph.ops()) total_ns_ += static_cast<double>(op.time_ns);
+  }
+
+  MemoryBound bound(int64_t budget_bytes, int cuts) const {
+    MemoryBound bound{least_ns_, true, {}, {}};
     double extra_ns = 0;
-    for (const Moment& moment : moments) {
+    int tried = 0;
+    for (const Moment& moment : moments_) {
+      const int64_t room_bytes = budget_bytes - moment.own_bytes;
+      if (moment.wanted_bytes <= room_bytes || tried++ == cuts) break;
       Line way{};
-      const double found_ns = extra_at(moment, way);
+      const double found_ns = extra_at(moment, static_cast<double>(room_bytes), way);
       if (found_ns == kInfinity) return {bound.time_ns, false, {}, {}};
       if (found_ns <= extra_ns) continue;
       extra_ns = found_ns;
@@ -118,7 +121,7 @@ class BoundSearch {
     std::vector<ValueId> kept;
   };
 
-  /// Those in which not all fits.
+  /// Those that need most in all first.
   std::vector<Moment> find_moments() const {
     std::vector<std::pair<int64_t, int>> runs;  // of plain training: bytes and group
     const Schedule plain = store_all(graph_);
@@ -136,10 +139,9 @@ class BoundSearch {
     std::ranges::sort(groups);
     groups.erase(std::unique(groups.begin(), groups.end()), groups.end());
     std::vector<Moment> moments;
-    for (const int group : groups) {
-      Moment moment = moment_of(group);
-      if (moment.wanted_bytes > moment.room_bytes) moments.push_back(std::move(moment));
-    }
+    for (const int group : groups) moments.push_back(moment_of(group));
+    std::ranges::stable_sort(moments, std::greater<>(),
+                             [](const Moment& moment) { return moment.wanted_bytes + moment.own_bytes; });
     return moments;
   }
 
@@ -163,7 +165,7 @@ class BoundSearch {
       for (const ValueId value : op.overwrites) in_place = std::max(in_place, graph_.value(value).bytes);
       least_bytes = std::min(least_bytes, bytes - in_place);
     }
-    moment.room_bytes = budget_bytes_ - graph_.resident_bytes() - least_bytes;
+    moment.own_bytes = graph_.resident_bytes() + least_bytes;
     const std::vector<uint8_t> before = dependences_.ancestors(group);
     const std::vector<uint8_t> after = dependences_.descendants(group);
     std::vector<uint8_t> is_wanted(graph_.values().size(), 0);
@@ -233,12 +235,9 @@ class BoundSearch {
   double bytes_of(ValueId id) const { return static_cast<double>(graph_.value(id).bytes); }
 
   /// The largest over all prices; infinite where nothing fits. `way` is the fastest one met that fits.
-  double extra_at(const Moment& moment, Line& way) const {
-    const auto room = static_cast<double>(moment.room_bytes);
-    double total_ns = 1;
-    for (const Op& op : graph_.ops()) total_ns += static_cast<double>(op.time_ns);
+  double extra_at(const Moment& moment, double room, Line& way) const {
     Line all{0, static_cast<double>(moment.wanted_bytes), 0, {}};
-    Line least = cheapest(moment, 2 * total_ns);  // a byte less is worth any time
+    Line least = cheapest(moment, 2 * total_ns_);  // a byte less is worth any time
     if (least.bytes > room * (1 + kSafety) + 0.5) return kInfinity;
     double best_ns = 0;
     for (int i = 0; i < kPrices && all.bytes > least.bytes; ++i) {
@@ -256,14 +255,19 @@ class BoundSearch {
 
   static constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const Graph& graph_;
-  int64_t budget_bytes_;
   Dependences dependences_;
+  int64_t least_ns_;
+  double total_ns_ = 1;
+  std::vector<Moment> moments_;
 };
 
-}  // namespace
+MemoryBounds::MemoryBounds(const Graph& graph) : moments_(std::make_unique<const Moments>(graph)) {}
+MemoryBounds::~MemoryBounds() = default;
+
+MemoryBound MemoryBounds::within(int64_t budget_bytes, int cuts) const { return moments_->bound(budget_bytes, cuts); }
 
 MemoryBound memory_bound(const Graph& graph, int64_t budget_bytes, int cuts) {
-  return BoundSearch(graph, budget_bytes).search(cuts);
+  return MemoryBounds(graph).within(budget_bytes, cuts);
 }
 
 }  // namespace headroom

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "headroom/core/graph.h"
@@ -36,5 +37,20 @@ struct MemoryBound {
 /// O(cuts * (a few maximum flows)). Source: the cut is the one that PyTorch's partitioner makes for one moment and no
 /// budget; the rest is Lagrangian relaxation.
 MemoryBound memory_bound(const Graph& graph, int64_t budget_bytes, int cuts = 3);
+
+/// The same for many budgets: what does not depend on them is found once. Keeps a reference to the graph.
+class MemoryBounds {
+ public:
+  explicit MemoryBounds(const Graph& graph);
+  ~MemoryBounds();
+  MemoryBounds(const MemoryBounds&) = delete;
+  MemoryBounds& operator=(const MemoryBounds&) = delete;
+
+  MemoryBound within(int64_t budget_bytes, int cuts = 3) const;
+
+ private:
+  class Moments;
+  std::unique_ptr<const Moments> moments_;
+};
 
 }  // namespace headroom
