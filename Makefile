@@ -39,7 +39,7 @@ bench:  ## compile and run the benchmarks
 
 test-dev:  ## the tests, built by g++
 	tools/setup.sh test torch
-	cmake --preset dev -DCMAKE_PREFIX_PATH="$$($(TORCH_PREFIX))"
+	cmake --preset dev
 	cmake --build --preset dev --parallel $(JOBS)
 	ctest --preset dev --parallel $(JOBS)
 
