@@ -178,7 +178,7 @@ class Step:
                 raise
             # Those in flight did not know of it; in the next step they leave it room.
             warnings.warn(f"headroom: over the budget in this step, until it is planned again: {error}", stacklevel=2)
-            plan, op_step = self.plan(self.shape(rest).smallest_bytes(), rest, outside)
+            return self.plan(self.shape(rest).smallest_bytes(), rest, outside)[1]
         self.chosen[place] = Chosen(plan, op_step, rest, rest, plan.peak_bytes)
         return op_step
 
