@@ -1,6 +1,7 @@
 // The C++ side as the module headroom._C. Python objects are turned into plain values here and nowhere else.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
 
 #include "headroom/io/json.h"
@@ -46,17 +47,26 @@ CallArgument to_argument(const py::handle& given, const c10::Argument& argument)
   return {CallArgument::Kind::kConstant, torch::jit::toIValue(given, argument.type()), {}};
 }
 
+/// As an operator's function, whose errors have their texts: torch's Python errors have none until they are asked.
+std::function<void(torch::jit::Stack&)> boxed(const c10::OperatorHandle& op) {
+  return [op](torch::jit::Stack& stack) {
+    try {
+      op.callBoxed(stack);
+    } catch (python_error& error) {
+      error.persist();
+      throw std::runtime_error(std::string(reinterpret_cast<PyTypeObject*>(error.type)->tp_name) + ": " + error.what());
+    }
+  };
+}
+
 OpCall make_call(const std::string& name, const std::string& overload, const py::list& arguments,
                  std::vector<int> results, bool draws, const std::string& in_place) {
   const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
   OpCall call;
   call.name = overload.empty() ? name : name + "." + overload;
-  call.run = [op](torch::jit::Stack& stack) { op.callBoxed(stack); };
-  if (!in_place.empty()) {
-    const c10::OperatorHandle other =
-        c10::Dispatcher::singleton().findSchemaOrThrow(in_place.c_str(), overload.c_str());
-    call.run_in_place = [other](torch::jit::Stack& stack) { other.callBoxed(stack); };
-  }
+  call.run = boxed(op);
+  if (!in_place.empty())
+    call.run_in_place = boxed(c10::Dispatcher::singleton().findSchemaOrThrow(in_place.c_str(), overload.c_str()));
   const std::vector<c10::Argument>& schema = op.schema().arguments();
   TORCH_CHECK(arguments.size() == schema.size(), call.name, " takes ", schema.size(), " arguments");
   for (size_t i = 0; i < schema.size(); ++i) call.arguments.push_back(to_argument(arguments[i], schema[i]));
@@ -67,7 +77,7 @@ OpCall make_call(const std::string& name, const std::string& overload, const py:
 
 /// A call into Python, for what is no operator. `arguments` are tensors; whatever else it needs, `function` has.
 OpCall make_python_call(const std::string& name, const py::function& function, const std::vector<int>& arguments,
-                        std::vector<int> results) {
+                        std::vector<int> results, bool draws) {
   OpCall call;
   call.name = name;
   const size_t count = arguments.size();
@@ -86,6 +96,7 @@ OpCall make_python_call(const std::string& name, const py::function& function, c
   };
   for (const int number : arguments) call.arguments.push_back({CallArgument::Kind::kTensor, {}, {number}});
   call.results = std::move(results);
+  call.draws = draws;
   return call;
 }
 
@@ -241,11 +252,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(py::init([](const std::shared_ptr<OpProgram>& program, const Schedule& schedule) {
         return std::make_shared<OpStep>(program, schedule);
       }))
-      .def("forward",
-           [](const OpStep& step, py::list inputs) {
+      .def("forward", torch::wrap_pybind_function([](const OpStep& step, py::list inputs) {
              Tensors tensors;
              for (const py::handle& one : inputs)
-               tensors.push_back(one.is_none() ? at::Tensor() : one.cast<at::Tensor>());
+               tensors.push_back(THPVariable_Check(one.ptr()) ? one.cast<at::Tensor>() : at::Tensor());
              inputs.attr("clear")();
              OpStep::Forward made;
              {
@@ -253,17 +263,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                made = step.forward(std::move(tensors));
              }
              return std::pair(std::move(made.outputs), FrameHandle{std::move(made.frame)});
-           })
-      .def("backward", [](const OpStep& step, const FrameHandle& handle, py::list gradients) {
-        Tensors tensors;
-        for (const py::handle& one : gradients)
-          tensors.push_back(one.is_none() ? at::Tensor() : one.cast<at::Tensor>());
-        gradients.attr("clear")();
-        Tensors results;
-        {
-          const py::gil_scoped_release no_gil;
-          results = step.backward(*handle.frame, std::move(tensors));
-        }
-        return results;
-      });
+           }))
+      .def("backward",
+           torch::wrap_pybind_function([](const OpStep& step, const FrameHandle& handle, py::list gradients) {
+             Tensors tensors;
+             for (const py::handle& one : gradients)
+               tensors.push_back(one.is_none() ? at::Tensor() : one.cast<at::Tensor>());
+             gradients.attr("clear")();
+             Tensors results;
+             {
+               const py::gil_scoped_release no_gil;
+               results = step.backward(*handle.frame, std::move(tensors));
+             }
+             return results;
+           }));
 }

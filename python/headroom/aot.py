@@ -15,7 +15,17 @@ from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 
 from headroom import _C
-from headroom.capture import Capture, Rest, capture, make_graph, normalized_arguments
+from headroom.capture import (
+    Call,
+    Capture,
+    Rest,
+    capture,
+    concrete,
+    flat_results,
+    make_graph,
+    needs_a_tensor,
+    normalized_arguments,
+)
 from headroom.costs import CostCache, fill_costs
 from headroom.flight import Place, device_of, unwatched
 
@@ -209,10 +219,31 @@ def make_calls(captured: Capture) -> list[_C.OpCall]:
     calls = []
     for call in captured.calls:
         node = call.node
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            calls.append(_python_call(captured, call))
+            continue
         schema = node.target._schema
         arguments = normalized_arguments(node, reference)
         calls.append(_C.make_call(schema.name, schema.overload_name, arguments, call.makes, call.draws, ""))
     return calls
+
+
+def _python_call(captured: Capture, call: Call) -> _C.OpCall:
+    """A higher-order operator, which the dispatcher does not know, as a function of the tensors that it reads."""
+    node = call.node
+    order: dict[fx.Node, int] = {}
+    for one in needs_a_tensor(node):
+        if one in captured.number:
+            order.setdefault(one, len(order))
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor | None]:
+        def given(one: fx.Node) -> object:
+            return tensors[order[one]] if one in order else captured.constants[one]
+
+        made = node.target(*fx.node.map_arg(node.args, given), **fx.node.map_arg(node.kwargs, given))
+        return [one if isinstance(one, torch.Tensor) else None for one in flat_results(made)]
+
+    return _C.make_python_call(str(node.target), run, [captured.number[one] for one in order], call.makes, call.draws)
 
 
 def make_program(captured: Capture, calls: list[_C.OpCall], graph: _C.Graph, call_of_op: list[int]) -> _C.OpProgram:
@@ -262,6 +293,16 @@ def _not_called(*_: object) -> Any:
     raise RuntimeError("the plan runs instead of this")
 
 
+def _specialize(example_inputs: Sequence[Any]) -> None:
+    """Makes Dynamo take this call's sizes as given, so that other sizes come as graphs of their own."""
+    for one in example_inputs:
+        if isinstance(one, torch.SymInt):
+            concrete(one)
+        elif isinstance(one, torch.Tensor):
+            for size in (*one.shape, *one.stride(), one.storage_offset()):
+                concrete(size)
+
+
 def compile_graph(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -270,6 +311,7 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """One graph of Dynamo's as a function that trains inside the budget. `on_step` sees each captured step."""
     steps: list[Step] = []
+    _specialize(example_inputs)
 
     def partition(
         joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any

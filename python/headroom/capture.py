@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from headroom import _C
@@ -17,6 +18,19 @@ aten = torch.ops.aten
 
 # Views by what they do, though their schemas do not say so.
 _QUIET_VIEWS = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
+
+# Higher-order operators that are functions of their tensors, so that they may run again. They are called in Python.
+_FUNCTIONAL_HIGHER_ORDER = {
+    "associative_scan",
+    "auto_functionalized",
+    "auto_functionalized_v2",
+    "cond",
+    "flex_attention",
+    "flex_attention_backward",
+    "map_impl",
+    "scan",
+    "while_loop",
+}
 
 
 class Unsupported(ValueError):
@@ -65,12 +79,18 @@ def is_tensor(value: object) -> bool:
 
 
 def storage_bytes(value: torch.Tensor) -> int:
-    size = value.untyped_storage().nbytes()
-    if not isinstance(size, int):
+    return _C.allocated_bytes(concrete(value.untyped_storage().nbytes()), value.device)
+
+
+def concrete(size: object) -> int:
+    """A size as a number. A symbolic one is that of this call from now on: other sizes are planned on their own."""
+    try:
+        return int(size)
+    except GuardOnDataDependentSymNode as error:
         raise Unsupported(
-            "sizes that change from call to call are planned one by one: use torch.compile(dynamic=False)"
-        )
-    return _C.allocated_bytes(size, value.device)
+            "a size that is known only once the step runs cannot be planned; leave the part that makes it out of the "
+            "compiled region (torch.compiler.disable)"
+        ) from error
 
 
 def is_view(target: object) -> bool:
@@ -105,7 +125,7 @@ def capture(joint: fx.GraphModule, forward_output_count: int, name: str) -> Capt
     for node in placeholders:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
-            raise Unsupported("sizes that change are planned one by one: use torch.compile(dynamic=False)")
+            result.constants[node] = concrete(value)
         is_tangent = node.name.startswith("tangents")
         inputs = result.backward_inputs if is_tangent else result.forward_inputs
         inputs.append(_add_tensor(result, node, resident=not is_tangent) if is_tensor(value) else -1)
@@ -149,12 +169,16 @@ def _add_getitem(to: Capture, node: fx.Node) -> None:
 def _add_call(to: Capture, node: fx.Node) -> None:
     if not callable(node.target) or isinstance(node.target, str):
         raise Unsupported(f"{node.name}: {node.target} is not called in a way that can be planned")
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    is_higher_order = isinstance(node.target, torch._ops.HigherOrderOperator)
+    if is_higher_order and str(node.target) not in _FUNCTIONAL_HIGHER_ORDER:
         raise Unsupported(
             f"{node.name}: the higher-order operator {node.target} is not supported; leave that part out of the "
             "compiled region (torch.compiler.disable)"
         )
     value = node.meta.get("val")
+    if isinstance(value, torch.SymInt):
+        to.constants[node] = concrete(value)
+        return
     reads = [to.number[one] for one in needs_a_tensor(node) if one in to.number]
     results = flat_results(value)
     call = Call(node, reads, [], is_view=is_view(node.target))
@@ -179,7 +203,8 @@ def _add_call(to: Capture, node: fx.Node) -> None:
         to.many[node] = numbers
         to.number.pop(node, None)
     call.makes = numbers
-    call.draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    # What is inside a higher-order operator may draw.
+    call.draws = is_higher_order or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     to.calls.append(call)
 
 
