@@ -9,6 +9,7 @@
 #include "headroom/plan/planners.h"
 #include "headroom/runtime/meter.h"
 #include "headroom/runtime/op_program.h"
+#include "sequential.h"
 
 namespace headroom {
 namespace {
@@ -277,4 +278,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              }
              return results;
            }));
+
+  bind_sequential(module);
 }

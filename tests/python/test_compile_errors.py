@@ -221,7 +221,7 @@ def test_conditions_run_through_python() -> None:
         loss = run(x)
         loss.backward()
         found = [one.grad for one in modules.parameters()]
-        chosen, other = (first, second) if x.sum() > 0 else (second, first)
+        chosen = first if x.sum() > 0 else second
         modules.zero_grad()
         y = chosen(x).sin() if x.sum() > 0 else chosen(x).cos()
         expected = (y.tanh() * y).sum()
@@ -233,4 +233,3 @@ def test_conditions_run_through_python() -> None:
                 assert torch.equal(gradient, wanted[id(one)])
             else:
                 assert not gradient.any()
-        del other
