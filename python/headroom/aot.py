@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import warnings
 import weakref
@@ -119,12 +120,20 @@ class Shape:
     """A captured graph with what is known of the rest of the step."""
 
     def __init__(self, captured: Capture, calls: list[_C.OpCall], rest: Rest, settings: Settings) -> None:
-        self.graph, call_of_op = make_graph(captured, rest)
-        self.problem = _C.Problem(self.graph)
-        self.program = make_program(captured, calls, self.graph, call_of_op)
+        self.captured = captured
+        self.calls = calls
+        self.graph, self.call_of_op = make_graph(captured, rest)
         self.store_all_bytes = _C.simulate(self.graph, _C.store_all(self.graph)).peak_bytes
         self.settings = settings
         self._smallest_bytes = 0
+
+    @functools.cached_property
+    def problem(self) -> _C.Problem:
+        return _C.Problem(self.graph)
+
+    @functools.cached_property
+    def program(self) -> _C.OpProgram:
+        return make_program(self.captured, self.calls, self.graph, self.call_of_op)
 
     def plan(self, budget_bytes: int) -> _C.Plan:
         plan = _C.make_plan(self.problem, self.settings.planner, max(budget_bytes, 0), 0)

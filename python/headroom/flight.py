@@ -9,6 +9,7 @@ smallest plans need, each graph gets the same share of the way from its smallest
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 # Steps in which the rest is measured. A measurement starts the device's one peak anew, so it must end.
 _LEARNING_STEPS = 3
+_SHARE_STEPS = 64
 
 
 @dataclass(eq=False)
@@ -57,7 +59,9 @@ class Place:
         if not self.inner:
             return self.rest(0)
         least, most = self.smallest_bytes(), self.store_all_bytes()
-        return self.rest(min(1.0, max(0.0, (available_bytes - least) / max(most - least, 1))))
+        share = min(1.0, max(0.0, (available_bytes - least) / max(most - least, 1)))
+        # In steps, so that small changes of what is outside change no plan.
+        return self.rest(math.floor(share * _SHARE_STEPS) / _SHARE_STEPS)
 
 
 @dataclass(eq=False)

@@ -17,12 +17,14 @@ from headroom.aot import Settings, Step, compile_graph  # noqa: E402
 from headroom.capture import Rest  # noqa: E402
 from headroom.flight import Place, device_of  # noqa: E402
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts  # noqa: E402
-from training_models import CASES, Trained, loss_of, train  # noqa: E402
+from training_models import CASES, TRANSFORMERS, Trained, loss_of, train  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone")
 
 
 def make(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+    if name in TRANSFORMERS:
+        pytest.importorskip("transformers")
     torch.manual_seed(0)
     model = CASES[name].make()
     inputs, labels = CASES[name].inputs()
@@ -315,12 +317,17 @@ def test_several_inputs_and_outputs() -> None:
 
 
 def test_max_batch_fits_and_one_more_does_not() -> None:
-    model, inputs, _labels = make("resnet")
-    single = headroom.plan(model, inputs[:1])
-    budget = single.smallest_budget + 6 * (single.plain_peak - single.smallest_budget)
-    largest = headroom.max_batch(model, lambda n: (torch.randn(n, 3, 16, 16),), budget, most=64)
-    assert 1 <= largest < 64
-    assert headroom.plan(model, torch.randn(largest, 3, 16, 16)).smallest_budget <= budget
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 256), torch.nn.Tanh())
+    single = headroom.plan(model, torch.randn(1, 64))
+    budget = single.smallest_budget + 100_000
+    largest = headroom.max_batch(model, lambda n: (torch.randn(n, 64),), budget, most=64)
+    assert 1 < largest < 64
+    assert headroom.plan(model, torch.randn(largest, 64)).smallest_budget <= budget
+    assert headroom.plan(model, torch.randn(largest + 1, 64)).smallest_budget > budget
+    assert headroom.max_batch(model, lambda n: (torch.randn(n, 64),), budget, most=2) == 2
+    assert headroom.max_batch(model, lambda n: (torch.randn(n, 64),), 1000) == 0
+    with pytest.raises(ValueError, match="takes a number of bytes"):
+        headroom.max_batch(model, lambda n: (torch.randn(n, 64),), "0.5x")
 
 
 def test_without_gradients_nothing_is_planned() -> None:
