@@ -36,11 +36,13 @@ class Place:
     inner: dict[Step, Place] = field(default_factory=dict)  # what has been entered next while it was in flight
     gap_bytes: int = 0  # what was made between the forward before it and its own
     own_rest: Rest = field(default_factory=Rest)  # but for the graphs in it
+    is_crossed: bool = False  # its backward has come while graphs in it were still in flight
     backwards: int = 0
 
     def rest(self, share: float) -> Rest:
-        peak = max([self.own_rest.peak_bytes, *[one.gap_bytes + one.added_bytes(share) for one in self.inner.values()]])
-        return Rest(peak, self.own_rest.left_bytes)
+        inner = max([one.gap_bytes + one.added_bytes(share) for one in self.inner.values()], default=0)
+        left = self.own_rest.left_bytes + (inner if self.is_crossed else 0)
+        return Rest(max(self.own_rest.peak_bytes, inner, left), left)
 
     def added_bytes(self, share: float) -> int:
         """What it adds to what was there before it, the graphs in it included; of 0 the least, of 1 in storing all."""
@@ -124,12 +126,16 @@ class Device:
     def backward(self, flight: Flight, gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
         if self.alive() and self.alive()[-1] is flight:
             self.pause()
-        self.flights = [one for one in self.flights if one() is not flight]
         place = flight.place
+        alive = self.alive()
+        inner = alive[alive.index(flight) + 1 :] if flight in alive else []
+        self.flights = [one for one in self.flights if one() is not flight]
         if place.backwards < _LEARNING_STEPS:
-            given = {one.untyped_storage()._cdata: one for one in gradients if one is not None}
-            given_bytes = sum(_C.allocated_bytes(one.untyped_storage().nbytes(), one.device) for one in given.values())
+            given_bytes = _bytes_of(gradients)
             left = self.meter.current_bytes() - flight.after_bytes - given_bytes
+            if inner:
+                place.is_crossed = True
+                left -= inner[-1].after_bytes - flight.after_bytes
             known = place.own_rest
             place.own_rest = Rest(max(known.peak_bytes, left + given_bytes), max(known.left_bytes, left))
             place.backwards += 1
@@ -141,6 +147,11 @@ class Device:
         known = flight.place.own_rest
         peak = max(known.peak_bytes, self.meter.peak_bytes() - flight.after_bytes)
         flight.place.own_rest = Rest(peak, known.left_bytes)
+
+
+def _bytes_of(tensors: list[torch.Tensor | None]) -> int:
+    storages = {one.untyped_storage()._cdata: one.untyped_storage() for one in tensors if one is not None}
+    return sum(_C.allocated_bytes(one.nbytes(), one.device) for one in storages.values())
 
 
 _devices: dict[torch.device, Device] = {}

@@ -166,8 +166,8 @@ def test_frozen_parameters_get_no_gradient() -> None:
 
 @pytest.mark.parametrize("name", ["vgg", "vit", "gpt"])
 def test_bf16_autocast(name: str) -> None:
-    """To plain eager's bits where dropout scales by a power of two; else the traced dropout rounds differently in bf16,
-    and the bits are those of backend aot_eager."""
+    """To plain eager's bits where dropout scales by a power of two and no weight is used twice; else tracing rounds
+    differently in bf16, and the bits are those of backend aot_eager."""
 
     def run(compiled: Callable[[torch.nn.Module], Callable[..., torch.Tensor]]) -> list[torch.Tensor]:
         torch._dynamo.reset()
@@ -314,6 +314,21 @@ def test_several_inputs_and_outputs() -> None:
     one, two, same = model(x, y)
     (one.sum() + 2 * two.sum() + same.sum()).backward()
     assert all(torch.equal(a, b) for a, b in zip(found, [x.grad, y.grad, linear.weight.grad], strict=True))
+
+
+def test_parameters_behind_unused_outputs_get_zeros_as_in_aot_eager() -> None:
+    first, second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return first(x).tanh(), second(x).tanh()
+
+    for function in (headroom.compile(model, "1x"), torch.compile(model, backend="aot_eager")):
+        second.zero_grad()
+        function(torch.randn(4, 8))[0].sum().backward()
+        assert not second.weight.grad.any()
+    second.zero_grad()
+    model(torch.randn(4, 8))[0].sum().backward()
+    assert second.weight.grad is None
 
 
 def test_max_batch_fits_and_one_more_does_not() -> None:

@@ -70,20 +70,31 @@ def with_eager_loss(run: Callable[..., torch.Tensor], inputs: torch.Tensor) -> C
     return step
 
 
+def crossed(run: Callable[..., torch.Tensor], inputs: torch.Tensor) -> Callable[[], None]:
+    """The backward of the first forward comes first."""
+
+    def step() -> None:
+        first, second = run(inputs).sum(), run(2 * inputs).sum()
+        first.backward()
+        second.backward()
+
+    return step
+
+
 def make(kind: str) -> tuple[torch.nn.Module, torch.Tensor, Callable[..., Callable[[], None]]]:
     torch.manual_seed(0)
+    inputs = torch.randn(256, 16)
     if kind == "three graphs":
-        return Broken(), torch.randn(256, 16), one_step
+        return Broken(), inputs, one_step
+    model = torch.nn.Sequential(layers(8, 16), torch.nn.Linear(16, 1), torch.nn.Flatten(0))
     if kind == "two forwards":
-        return (
-            torch.nn.Sequential(layers(8, 16), torch.nn.Linear(16, 1), torch.nn.Flatten(0)),
-            torch.randn(256, 16),
-            lambda run, inputs: two_forwards(lambda x: run(x).sum(), inputs),
-        )
-    return layers(10, 16), torch.randn(256, 16), with_eager_loss
+        return model, inputs, lambda run, x: two_forwards(lambda one: run(one).sum(), x)
+    if kind == "crossed":
+        return model, inputs, crossed
+    return layers(10, 16), inputs, with_eager_loss
 
 
-KINDS = ["three graphs", "two forwards", "a loss outside"]
+KINDS = ["three graphs", "two forwards", "crossed", "a loss outside"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,7 +113,6 @@ def test_the_whole_step_keeps_to_a_budget_in_bytes(kind: str) -> None:
             warnings.simplefilter("ignore")
             found = peaks_of(step_of(headroom.compile(model, budget), inputs), model)
         assert all(torch.equal(one, two) for one, two in zip(gradients(model), expected, strict=True))
-        print(kind, share, budget, [budget - peak for _, peak in found])
         assert max(peak for _, peak in found[1:]) <= budget
 
 
@@ -117,5 +127,37 @@ def test_the_whole_step_keeps_to_a_share(kind: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = peaks_of(step_of(headroom.compile(model, f"{share}x"), inputs), model)
-        print(kind, share, added, [peak - before for before, peak in found])
         assert max(peak - before for before, peak in found[1:]) <= share * added
+
+
+def test_a_graph_without_room_says_so_once() -> None:
+    model, inputs, step_of = make("three graphs")
+    plain = peaks_of(step_of(model, inputs), model, steps=1)
+    torch._dynamo.reset()
+    model, inputs, step_of = make("three graphs")
+    budget = headroom.current_bytes() + sum(4 * one.numel() for one in model.parameters())
+    budget += (plain[0][1] - plain[0][0]) // 2
+    step = step_of(headroom.compile(model, budget), inputs)
+    with pytest.warns(UserWarning, match="over the budget in this step"):
+        step()
+    model.zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step()
+
+
+def test_a_forward_without_backward_leaves_nothing() -> None:
+    model, inputs, _ = make("two forwards")
+    run = headroom.compile(model, "0.6x")
+    run(inputs).sum().backward()
+    model.zero_grad()
+    before = headroom.current_bytes()
+    result = run(inputs)
+    assert headroom.current_bytes() > before + 4 * result.numel()
+    del result
+    assert headroom.current_bytes() == before
+    run(inputs).sum().backward()
+    found = gradients(model)
+    model.zero_grad()
+    model(inputs).sum().backward()
+    assert all(torch.equal(one, two) for one, two in zip(found, gradients(model), strict=True))
