@@ -298,12 +298,13 @@ class Rest(NamedTuple):
 
     peak_bytes: int = 0  # the outputs' gradients and what is left included
     left_bytes: int = 0  # beside the outputs' gradients
+    is_held: bool = False  # somebody else holds the outputs' gradients to the end of backward
 
 
 def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]:  # noqa: B008
     """The graph that is planned, and the call of each op; -1 for those that hand on forward outputs, and for the rest.
 
-    The rest of the step reads the forward outputs and makes their gradients, which stay to the end as autograd has it.
+    The rest of the step reads the forward outputs and makes their gradients.
     """
     forward, backward = base_order(of)
     outputs = {of.value_of_tensor[one] for one in of.forward_outputs if one >= 0}
@@ -336,7 +337,8 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
     for position in backward:
         add(position, is_backward=True)
     gradients = [of.value_of_tensor[one] for one in of.backward_outputs if one >= 0]
-    kept_values = [one for one in dict.fromkeys([*gradients, *tangents]) if not of.values[one][2]]
+    held = tangents if rest.is_held else []
+    kept_values = [one for one in dict.fromkeys([*gradients, *held]) if not of.values[one][2]]
     kept_values += [*kept_outputs, left]
     # All values keep their numbers: what no op reads or writes takes part as resident and of no size.
     used = {value for _, _, reads, made, *_ in ops for value in [*reads, *made]}

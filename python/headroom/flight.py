@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from headroom import _C
 from headroom.capture import Rest
@@ -42,7 +43,7 @@ class Place:
     def rest(self, share: float) -> Rest:
         inner = max([one.gap_bytes + one.added_bytes(share) for one in self.inner.values()], default=0)
         left = self.own_rest.left_bytes + (inner if self.is_crossed else 0)
-        return Rest(max(self.own_rest.peak_bytes, inner, left), left)
+        return Rest(max(self.own_rest.peak_bytes, inner, left), left, self.own_rest.is_held)
 
     def added_bytes(self, share: float) -> int:
         """What it adds to what was there before it, the graphs in it included; of 0 the least, of 1 in storing all."""
@@ -130,6 +131,7 @@ class Device:
         alive = self.alive()
         inner = alive[alive.index(flight) + 1 :] if flight in alive else []
         self.flights = [one for one in self.flights if one() is not flight]
+        given: list[StorageWeakRef] = []
         if place.backwards < _LEARNING_STEPS:
             given_bytes = _bytes_of(gradients)
             left = self.meter.current_bytes() - flight.after_bytes - given_bytes
@@ -137,16 +139,21 @@ class Device:
                 place.is_crossed = True
                 left -= inner[-1].after_bytes - flight.after_bytes
             known = place.own_rest
-            place.own_rest = Rest(max(known.peak_bytes, left + given_bytes), max(known.left_bytes, left))
+            peak = max(known.peak_bytes, left + given_bytes)
+            place.own_rest = known._replace(peak_bytes=peak, left_bytes=max(known.left_bytes, left))
             place.backwards += 1
+            given = [StorageWeakRef(one.untyped_storage()) for one in gradients if one is not None]
         results = flight.op_step.backward(flight.frame, gradients)
+        made = {one.untyped_storage()._cdata for one in results if one is not None} if given else set()
+        if any(not one.expired() and one.cdata not in made for one in given):
+            place.own_rest = place.own_rest._replace(is_held=True)
         self.resume()
         return results
 
     def _learn(self, flight: Flight) -> None:
         known = flight.place.own_rest
         peak = max(known.peak_bytes, self.meter.peak_bytes() - flight.after_bytes)
-        flight.place.own_rest = Rest(peak, known.left_bytes)
+        flight.place.own_rest = known._replace(peak_bytes=peak)
 
 
 def _bytes_of(tensors: list[torch.Tensor | None]) -> int:

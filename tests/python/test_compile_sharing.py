@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
+from headroom.flight import device_of  # noqa: E402
+
 pytestmark = pytest.mark.usefixtures("alone")
 
 
@@ -161,3 +163,37 @@ def test_a_forward_without_backward_leaves_nothing() -> None:
     model.zero_grad()
     model(inputs).sum().backward()
     assert all(torch.equal(one, two) for one, two in zip(found, gradients(model), strict=True))
+
+
+def peaks_with_wide_output(*, holds: bool) -> tuple[int, int]:
+    """The most that backward adds where the output's gradient is large, held by the user or not; and that."""
+
+    class Wide(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.repeat(1, 64)
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(6)], torch.nn.Linear(128, 16), Wide())
+    run = headroom.compile(model, "1x")
+    meter = headroom._C.Meter(torch.device("cpu"))
+    for _ in range(3):
+        model.zero_grad()
+        output = run(torch.ones(64, 128))
+        before = meter.current_bytes()
+        meter.reset_peak()
+        if holds:
+            gradient = torch.full_like(output, 2)
+            output.backward(gradient)
+            del gradient
+        else:
+            (output * 2).sum().backward()
+        added = meter.peak_bytes() - before
+        (place,) = [one for step, one in device_of(torch.device("cpu")).roots.items() if one.step is step][-1:]
+        assert place.own_rest.is_held == holds
+    return added, output.nbytes
+
+
+def test_the_outputs_gradient_is_freed_where_nobody_holds_it() -> None:
+    freed, size = peaks_with_wide_output(holds=False)
+    held, _ = peaks_with_wide_output(holds=True)
+    assert held >= freed + size // 2
