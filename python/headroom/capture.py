@@ -337,7 +337,9 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
     for position in backward:
         add(position, is_backward=True)
     gradients = [of.value_of_tensor[one] for one in of.backward_outputs if one >= 0]
-    held = tangents if rest.is_held else []
+    # loss.backward() itself holds the gradient of the loss.
+    scalars = [one for one in of.backward_inputs if one >= 0 and of.tensors[one].meta["val"].numel() == 1]
+    held = tangents if rest.is_held else [of.value_of_tensor[one] for one in scalars]
     kept_values = [one for one in dict.fromkeys([*gradients, *held]) if not of.values[one][2]]
     kept_values += [*kept_outputs, left]
     # All values keep their numbers: what no op reads or writes takes part as resident and of no size.

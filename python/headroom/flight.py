@@ -142,7 +142,9 @@ class Device:
             peak = max(known.peak_bytes, left + given_bytes)
             place.own_rest = known._replace(peak_bytes=peak, left_bytes=max(known.left_bytes, left))
             place.backwards += 1
-            given = [StorageWeakRef(one.untyped_storage()) for one in gradients if one is not None]
+            large = [one for one in gradients if one is not None and one.numel() > 1]
+            given = [StorageWeakRef(one.untyped_storage()) for one in large]
+            del large
         results = flight.op_step.backward(flight.frame, gradients)
         made = {one.untyped_storage()._cdata for one in results if one is not None} if given else set()
         if any(not one.expired() and one.cdata not in made for one in given):
