@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <sstream>
 
@@ -103,14 +104,23 @@ class OpStep::Frame {
     for (const ValueId id : step_.program_->graph.op(step.op()).outputs) drop(id);
     try {
       call(what, step.is_over());
-    } catch (const c10::OutOfMemoryError& error) {
-      throw std::runtime_error(describe(what) + ": " + error.what_without_backtrace() + "; the plan expected " +
-                               expected_to_be_there());
     } catch (const c10::Error& error) {
-      throw std::runtime_error(describe(what) + ": " + error.what_without_backtrace());
+      fail(what, error.what_without_backtrace());
     } catch (const std::exception& error) {
-      throw std::runtime_error(describe(what) + ": " + error.what());
+      fail(what, error.what());
     }
+  }
+
+  [[noreturn]] void fail(const OpCall& what, const std::string& error) {
+    const std::string text = describe(what) + ": " + error;
+    if (!is_out_of_memory(error)) throw std::runtime_error(text);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, text, "; the plan expected ", expected_to_be_there());
+  }
+
+  /// By its text, since the CPU's allocator and operators written in Python have no exception of their own for it.
+  static bool is_out_of_memory(const std::string& error) {
+    constexpr std::array kTexts = {"out of memory", "OutOfMemoryError", "can't allocate memory"};
+    return std::ranges::any_of(kTexts, [&](const char* text) { return error.find(text) != std::string::npos; });
   }
 
   void call(const OpCall& what, bool in_place) {

@@ -57,8 +57,8 @@ struct OpProgram {
 /// A program run by a schedule. The forward half, up to where every forward output has been handed on, runs in forward();
 /// the rest in backward(). Each call in between has a frame of its own; letting go of a frame frees all that it has.
 ///
-/// An op that runs again sees the random numbers that it saw first. Errors come as std::runtime_error with the op's name,
-/// the shapes of what it read, and for lack of memory what the plan expected to be there.
+/// An op that runs again sees the random numbers that it saw first. Errors come as std::runtime_error with the op's name
+/// and the shapes of what it read; lack of memory as c10::OutOfMemoryError, with what the plan expected to be there too.
 class OpStep : public std::enable_shared_from_this<OpStep> {
  public:
   /// To be owned by a shared_ptr, since frames keep their step. Throws InvalidInput if the schedule is invalid, or runs in place where a call cannot.

@@ -1,6 +1,7 @@
 // The C++ side as the module headroom._C. Python objects are turned into plain values here and nowhere else.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
 
 #include "headroom/io/json.h"
@@ -8,6 +9,7 @@
 #include "headroom/plan/planners.h"
 #include "headroom/runtime/meter.h"
 #include "headroom/runtime/op_program.h"
+#include "sequential.h"
 
 namespace headroom {
 namespace {
@@ -46,6 +48,18 @@ CallArgument to_argument(const py::handle& given, const c10::Argument& argument)
   return {CallArgument::Kind::kConstant, torch::jit::toIValue(given, argument.type()), {}};
 }
 
+/// As an operator's function, whose errors have their texts: torch's Python errors have none until they are asked.
+std::function<void(torch::jit::Stack&)> boxed(const c10::OperatorHandle& op) {
+  return [op](torch::jit::Stack& stack) {
+    try {
+      op.callBoxed(stack);
+    } catch (python_error& error) {
+      error.persist();
+      throw std::runtime_error(std::string(reinterpret_cast<PyTypeObject*>(error.type)->tp_name) + ": " + error.what());
+    }
+  };
+}
+
 /// `in_place`: name and overload of the operator that writes its result over the first argument, and takes that once more
 /// at the end if it writes where it is told; empty: none.
 OpCall make_call(const std::string& name, const std::string& overload, const py::list& arguments,
@@ -53,15 +67,15 @@ OpCall make_call(const std::string& name, const std::string& overload, const py:
   const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
   OpCall call;
   call.name = overload.empty() ? name : name + "." + overload;
-  call.run = [op](torch::jit::Stack& stack) { op.callBoxed(stack); };
+  call.run = boxed(op);
   const std::vector<c10::Argument>& schema = op.schema().arguments();
   if (!in_place.first.empty()) {
     const c10::OperatorHandle other =
         c10::Dispatcher::singleton().findSchemaOrThrow(in_place.first.c_str(), in_place.second.c_str());
     const bool takes_out = other.schema().arguments().size() > schema.size();
-    call.run_in_place = [other, takes_out](torch::jit::Stack& stack) {
+    call.run_in_place = [run = boxed(other), takes_out](torch::jit::Stack& stack) {
       if (takes_out) stack.push_back(stack[0]);
-      other.callBoxed(stack);
+      run(stack);
     };
   }
   TORCH_CHECK(arguments.size() == schema.size(), call.name, " takes ", schema.size(), " arguments");
@@ -73,7 +87,7 @@ OpCall make_call(const std::string& name, const std::string& overload, const py:
 
 /// A call into Python, for what is no operator. `arguments` are tensors; whatever else it needs, `function` has.
 OpCall make_python_call(const std::string& name, const py::function& function, const std::vector<int>& arguments,
-                        std::vector<int> results) {
+                        std::vector<int> results, bool draws) {
   OpCall call;
   call.name = name;
   const size_t count = arguments.size();
@@ -92,6 +106,7 @@ OpCall make_python_call(const std::string& name, const py::function& function, c
   };
   for (const int number : arguments) call.arguments.push_back({CallArgument::Kind::kTensor, {}, {number}});
   call.results = std::move(results);
+  call.draws = draws;
   return call;
 }
 
@@ -253,11 +268,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(py::init([](const std::shared_ptr<OpProgram>& program, const Schedule& schedule) {
         return std::make_shared<OpStep>(program, schedule);
       }))
-      .def("forward",
-           [](const OpStep& step, py::list inputs) {
+      .def("forward", torch::wrap_pybind_function([](const OpStep& step, py::list inputs) {
              Tensors tensors;
              for (const py::handle& one : inputs)
-               tensors.push_back(one.is_none() ? at::Tensor() : one.cast<at::Tensor>());
+               tensors.push_back(THPVariable_Check(one.ptr()) ? one.cast<at::Tensor>() : at::Tensor());
              inputs.attr("clear")();
              OpStep::Forward made;
              {
@@ -265,17 +279,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                made = step.forward(std::move(tensors));
              }
              return std::pair(std::move(made.outputs), FrameHandle{std::move(made.frame)});
-           })
-      .def("backward", [](const OpStep& step, const FrameHandle& handle, py::list gradients) {
-        Tensors tensors;
-        for (const py::handle& one : gradients)
-          tensors.push_back(one.is_none() ? at::Tensor() : one.cast<at::Tensor>());
-        gradients.attr("clear")();
-        Tensors results;
-        {
-          const py::gil_scoped_release no_gil;
-          results = step.backward(*handle.frame, std::move(tensors));
-        }
-        return results;
-      });
+           }))
+      .def("backward",
+           torch::wrap_pybind_function([](const OpStep& step, const FrameHandle& handle, py::list gradients) {
+             Tensors tensors;
+             for (const py::handle& one : gradients)
+               tensors.push_back(one.is_none() ? at::Tensor() : one.cast<at::Tensor>());
+             gradients.attr("clear")();
+             Tensors results;
+             {
+               const py::gil_scoped_release no_gil;
+               results = step.backward(*handle.frame, std::move(tensors));
+             }
+             return results;
+           }));
+
+  bind_sequential(module);
 }

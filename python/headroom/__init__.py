@@ -13,5 +13,16 @@ except ImportError as error:
 from headroom.aot import BudgetError
 from headroom.api import MemoryPlan, backend, compile, current_bytes, max_batch, plan  # noqa: A004
 from headroom.capture import Unsupported
+from headroom.sequential import Sequential
 
-__all__ = ["BudgetError", "MemoryPlan", "Unsupported", "backend", "compile", "current_bytes", "max_batch", "plan"]
+__all__ = [
+    "BudgetError",
+    "MemoryPlan",
+    "Sequential",
+    "Unsupported",
+    "backend",
+    "compile",
+    "current_bytes",
+    "max_batch",
+    "plan",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import warnings
 import weakref
@@ -15,7 +16,18 @@ from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 
 from headroom import _C
-from headroom.capture import Capture, Rest, capture, in_place_of, make_graph, normalized_arguments
+from headroom.capture import (
+    Call,
+    Capture,
+    Rest,
+    capture,
+    concrete,
+    flat_results,
+    in_place_of,
+    make_graph,
+    needs_a_tensor,
+    normalized_arguments,
+)
 from headroom.costs import CostCache, fill_costs
 from headroom.flight import Place, device_of, unwatched
 from headroom.rewrite import call_eager_batch_norms
@@ -125,12 +137,20 @@ class Shape:
     """A captured graph with what is known of the rest of the step."""
 
     def __init__(self, captured: Capture, calls: list[_C.OpCall], rest: Rest, settings: Settings) -> None:
-        self.graph, call_of_op = make_graph(captured, rest)
-        self.problem = _C.Problem(self.graph)
-        self.program = make_program(captured, calls, self.graph, call_of_op)
+        self.captured = captured
+        self.calls = calls
+        self.graph, self.call_of_op = make_graph(captured, rest)
         self.store_all_bytes = _C.simulate(self.graph, _C.store_all(self.graph)).peak_bytes
         self.settings = settings
         self._smallest_bytes = 0
+
+    @functools.cached_property
+    def problem(self) -> _C.Problem:
+        return _C.Problem(self.graph)
+
+    @functools.cached_property
+    def program(self) -> _C.OpProgram:
+        return make_program(self.captured, self.calls, self.graph, self.call_of_op)
 
     def plan(self, budget_bytes: int) -> _C.Plan:
         plan = _C.make_plan(self.problem, self.settings.planner, max(budget_bytes, 0), 0)
@@ -194,7 +214,7 @@ class Step:
                 raise
             # Those in flight did not know of it; in the next step they leave it room.
             warnings.warn(f"headroom: over the budget in this step, until it is planned again: {error}", stacklevel=2)
-            plan, op_step = self.plan(self.shape(rest).smallest_bytes(), rest, outside)
+            return self.plan(self.shape(rest).smallest_bytes(), rest, outside)[1]
         self.chosen[place] = Chosen(plan, op_step, rest, rest, plan.peak_bytes)
         if self.settings.on_plan is not None:
             self.settings.on_plan(Planned(plan.peak_bytes - self.input_bytes(), plan.time_ns, plan.base_time_ns))
@@ -227,12 +247,33 @@ def make_calls(captured: Capture) -> list[_C.OpCall]:
     calls = []
     for call in captured.calls:
         node = call.node
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            calls.append(_python_call(captured, call))
+            continue
         schema = node.target._schema
         arguments = normalized_arguments(node, reference)
         variant = in_place_of(node.target)
         in_place = ("", "") if variant is None else (variant._schema.name, variant._schema.overload_name)
         calls.append(_C.make_call(schema.name, schema.overload_name, arguments, call.makes, call.draws, in_place))
     return calls
+
+
+def _python_call(captured: Capture, call: Call) -> _C.OpCall:
+    """A higher-order operator, which the dispatcher does not know, as a function of the tensors that it reads."""
+    node = call.node
+    order: dict[fx.Node, int] = {}
+    for one in needs_a_tensor(node):
+        if one in captured.number:
+            order.setdefault(one, len(order))
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor | None]:
+        def given(one: fx.Node) -> object:
+            return tensors[order[one]] if one in order else captured.constants[one]
+
+        made = node.target(*fx.node.map_arg(node.args, given), **fx.node.map_arg(node.kwargs, given))
+        return [one if isinstance(one, torch.Tensor) else None for one in flat_results(made)]
+
+    return _C.make_python_call(str(node.target), run, [captured.number[one] for one in order], call.makes, call.draws)
 
 
 def make_program(captured: Capture, calls: list[_C.OpCall], graph: _C.Graph, call_of_op: list[int]) -> _C.OpProgram:
@@ -283,6 +324,16 @@ def _not_called(*_: object) -> Any:
     raise RuntimeError("the plan runs instead of this")
 
 
+def _specialize(example_inputs: Sequence[Any]) -> None:
+    """Makes Dynamo take this call's sizes as given, so that other sizes come as graphs of their own."""
+    for one in example_inputs:
+        if isinstance(one, torch.SymInt):
+            concrete(one)
+        elif isinstance(one, torch.Tensor):
+            for size in (*one.shape, *one.stride(), one.storage_offset()):
+                concrete(size)
+
+
 def compile_graph(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -291,6 +342,7 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """One graph of Dynamo's as a function that trains inside the budget. `on_step` sees each captured step."""
     steps: list[Step] = []
+    _specialize(example_inputs)
 
     def partition(
         joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,7 @@ from torch import fx
 
 from headroom import _C
 from headroom.aot import BudgetError, Settings, Step, compile_graph, meter_of
-from headroom.capture import Rest
+from headroom.capture import Rest, Unsupported
 
 __all__ = ["MemoryPlan", "compile", "max_batch", "plan"]
 
@@ -24,12 +26,26 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[
     unknown = sorted(set(options or {}) - known)
     if unknown:
         raise ValueError(f"no option {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    _refuse_silent_fallback()
     settings = Settings(**(options or {}))
     if settings.kernels == "inductor":
         from headroom.inductor import compile_kernels
 
         return compile_kernels(gm, settings)
     return compile_graph(gm, example_inputs, settings)
+
+
+def _refuse_silent_fallback() -> None:
+    """Past its recompile limit Dynamo would run the model as it is, without a budget; now that is an error."""
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    compile_id = torch._guards.CompileContext.current_compile_id()
+    limit = torch._dynamo.config.recompile_limit
+    if compile_id is not None and (compile_id.frame_compile_id or 0) + 1 == limit:
+        warnings.warn(
+            f"headroom: {limit} graphs of one function, each planned on its own; one more is an error. Pad inputs to "
+            "fewer shapes, or raise torch._dynamo.config.recompile_limit",
+            stacklevel=2,
+        )
 
 
 def compile(model: Callable[..., Any], budget: int | str | None = None, **options: Any) -> Callable[..., Any]:  # noqa: A001
@@ -40,7 +56,32 @@ def compile(model: Callable[..., Any], budget: int | str | None = None, **option
     """
     settings = {"budget": budget, **options}
     Settings(**settings)
-    return torch.compile(model, backend=backend, options=settings, dynamic=False)
+    is_captured = False
+
+    def noting_backend(gm: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any]) -> Any:
+        nonlocal is_captured
+        is_captured = True
+        return backend(gm, inputs, options=options)
+
+    def check(run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            result = run(*args, **kwargs)
+            leaves = torch.utils._pytree.tree_leaves(result)
+            if not is_captured and any(isinstance(one, torch.Tensor) and one.requires_grad for one in leaves):
+                raise Unsupported(
+                    "torch.compile captured nothing of the model, so nothing keeps to the budget; see why with "
+                    "TORCH_LOGS=graph_breaks, or train an nn.Sequential with headroom.Sequential"
+                )
+            return result
+
+        return checked
+
+    compiled = torch.compile(model, backend=noting_backend, options=settings, dynamic=False)
+    if not isinstance(compiled, torch.nn.Module):
+        return check(compiled)
+    compiled.forward = check(compiled.forward)
+    return compiled
 
 
 @dataclass
@@ -105,10 +146,17 @@ def _capture_step(model: Callable[..., Any], args: Sequence[Any], kwargs: dict[s
     def only_capture(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return compile_graph(gm, inputs, settings, on_step=stop)
 
-    with _fresh_dynamo(), contextlib.suppress(torch._dynamo.exc.BackendCompilerFailed):
-        torch.compile(model, backend=only_capture, dynamic=False)(*args, **kwargs)
+    with _fresh_dynamo():
+        try:
+            torch.compile(model, backend=only_capture, dynamic=False)(*args, **kwargs)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            if not isinstance(error.inner_exception, _Planned):
+                raise error.inner_exception from None
     if not captured:
-        raise ValueError("the model was not captured: nothing in it takes a gradient")
+        raise Unsupported(
+            "torch.compile captured nothing of the model that takes a gradient; see why with TORCH_LOGS=graph_breaks, "
+            "or train an nn.Sequential with headroom.Sequential"
+        )
     return captured[0]
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from headroom import _C
@@ -17,6 +18,19 @@ aten = torch.ops.aten
 
 # Views by what they do, though their schemas do not say so.
 _QUIET_VIEWS = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
+
+# Higher-order operators that are functions of their tensors, so that they may run again. They are called in Python.
+_FUNCTIONAL_HIGHER_ORDER = {
+    "associative_scan",
+    "auto_functionalized",
+    "auto_functionalized_v2",
+    "cond",
+    "flex_attention",
+    "flex_attention_backward",
+    "map_impl",
+    "scan",
+    "while_loop",
+}
 
 
 # Operators that may write their result over their first argument, though they have no variant named for it.
@@ -79,12 +93,18 @@ def is_tensor(value: object) -> bool:
 
 
 def storage_bytes(value: torch.Tensor) -> int:
-    size = value.untyped_storage().nbytes()
-    if not isinstance(size, int):
+    return _C.allocated_bytes(concrete(value.untyped_storage().nbytes()), value.device)
+
+
+def concrete(size: object) -> int:
+    """A size as a number. A symbolic one is that of this call from now on: other sizes are planned on their own."""
+    try:
+        return int(size)
+    except GuardOnDataDependentSymNode as error:
         raise Unsupported(
-            "sizes that change from call to call are planned one by one: use torch.compile(dynamic=False)"
-        )
-    return _C.allocated_bytes(size, value.device)
+            "a size that is known only once the step runs cannot be planned; leave the part that makes it out of the "
+            "compiled region (torch.compiler.disable)"
+        ) from error
 
 
 def is_view(target: object) -> bool:
@@ -150,7 +170,7 @@ def capture(joint: fx.GraphModule, forward_output_count: int, name: str) -> Capt
     for node in placeholders:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
-            raise Unsupported("sizes that change are planned one by one: use torch.compile(dynamic=False)")
+            result.constants[node] = concrete(value)
         is_tangent = node.name.startswith("tangents")
         inputs = result.backward_inputs if is_tangent else result.forward_inputs
         inputs.append(_add_tensor(result, node, resident=not is_tangent) if is_tensor(value) else -1)
@@ -194,12 +214,16 @@ def _add_getitem(to: Capture, node: fx.Node) -> None:
 def _add_call(to: Capture, node: fx.Node) -> None:
     if not callable(node.target) or isinstance(node.target, str):
         raise Unsupported(f"{node.name}: {node.target} is not called in a way that can be planned")
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    is_higher_order = isinstance(node.target, torch._ops.HigherOrderOperator)
+    if is_higher_order and str(node.target) not in _FUNCTIONAL_HIGHER_ORDER:
         raise Unsupported(
             f"{node.name}: the higher-order operator {node.target} is not supported; leave that part out of the "
             "compiled region (torch.compiler.disable)"
         )
     value = node.meta.get("val")
+    if isinstance(value, torch.SymInt):
+        to.constants[node] = concrete(value)
+        return
     reads = [to.number[one] for one in needs_a_tensor(node) if one in to.number]
     results = flat_results(value)
     call = Call(node, reads, [], is_view=is_view(node.target))
@@ -224,7 +248,8 @@ def _add_call(to: Capture, node: fx.Node) -> None:
         to.many[node] = numbers
         to.number.pop(node, None)
     call.makes = numbers
-    call.draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    # What is inside a higher-order operator may draw.
+    call.draws = is_higher_order or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     to.calls.append(call)
 
 
@@ -318,12 +343,13 @@ class Rest(NamedTuple):
 
     peak_bytes: int = 0  # the outputs' gradients and what is left included
     left_bytes: int = 0  # beside the outputs' gradients
+    is_held: bool = False  # somebody else holds the outputs' gradients to the end of backward
 
 
 def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]:  # noqa: B008
     """The graph that is planned, and the call of each op; -1 for those that hand on forward outputs, and for the rest.
 
-    The rest of the step reads the forward outputs and makes their gradients, which stay to the end as autograd has it.
+    The rest of the step reads the forward outputs and makes their gradients.
     """
     forward, backward = base_order(of)
     outputs = {of.value_of_tensor[one] for one in of.forward_outputs if one >= 0}
@@ -358,7 +384,10 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
     for position in backward:
         add(position, is_backward=True)
     gradients = [of.value_of_tensor[one] for one in of.backward_outputs if one >= 0]
-    kept_values = [one for one in dict.fromkeys([*gradients, *tangents]) if not of.values[one][2]]
+    # loss.backward() itself holds the gradient of the loss.
+    scalars = [one for one in of.backward_inputs if one >= 0 and of.tensors[one].meta["val"].numel() == 1]
+    held = tangents if rest.is_held else [of.value_of_tensor[one] for one in scalars]
+    kept_values = [one for one in dict.fromkeys([*gradients, *held]) if not of.values[one][2]]
     kept_values += [*kept_outputs, left]
     # All values keep their numbers: what no op reads or writes takes part as resident and of no size.
     used = {value for _, _, reads, made, *_ in ops for value in [*reads, *made]}

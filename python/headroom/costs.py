@@ -6,7 +6,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from headroom import _C
-from headroom.capture import Call, Capture, is_tensor
+from headroom.capture import Call, Capture, concrete, is_tensor
 
 
 def cache_file(device: torch.device) -> Path:
@@ -55,29 +55,35 @@ class CostCache:
 _START_NS = 2000
 
 
-def kind_of(call: Call) -> str:
+def kind_of(call: Call, constants: dict[fx.Node, Any]) -> str:
     """The same for calls that cost the same."""
 
-    def describe(one: object) -> object:
-        if not isinstance(one, fx.Node):
-            return one
+    def describe(one: fx.Node) -> object:
+        constant = constants.get(one)
+        if isinstance(constant, fx.GraphModule):
+            return constant.code
         value = one.meta.get("val")
         if not is_tensor(value):
-            return type(value).__name__
-        return f"{value.dtype}{list(value.shape)}{list(value.stride())}{value.device.type}"
+            return constant if isinstance(constant, int) else type(value).__name__
+        return f"{value.dtype}{_sizes(value.shape)}{_sizes(value.stride())}{value.device.type}"
 
     return (
         f"{call.node.target} {fx.node.map_arg(call.node.args, describe)} {fx.node.map_arg(call.node.kwargs, describe)}"
     )
 
 
+def _sizes(sizes: Sequence[object]) -> list[int]:
+    return [concrete(one) for one in sizes]
+
+
 def _real(value: torch.Tensor) -> torch.Tensor:
     """A tensor like this one, in memory of its own: fractions, or zeros, which every index may be."""
-    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)) + 1
-    storage = torch.zeros(last if value.numel() else 0, dtype=value.dtype, device=value.device)
+    shape, strides = _sizes(value.shape), _sizes(value.stride())
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
+    storage = torch.zeros(0 if 0 in shape else last, dtype=value.dtype, device=value.device)
     if value.dtype.is_floating_point:
         storage.uniform_(0.1, 0.9)
-    return storage.as_strided(value.shape, value.stride())
+    return storage.as_strided(shape, strides)
 
 
 def _synchronize(device: torch.device) -> None:
@@ -85,10 +91,12 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _measure(call: Call, device: torch.device, meter: _C.Meter) -> tuple[int, int]:
+def _measure(call: Call, constants: dict[fx.Node, Any], device: torch.device, meter: _C.Meter) -> tuple[int, int]:
     """Nanoseconds and workspace bytes of a call."""
 
     def real(one: fx.Node) -> object:
+        if one in constants:
+            return constants[one]
         value = one.meta.get("val")
         return _real(value) if is_tensor(value) else value
 
@@ -140,7 +148,7 @@ def _estimate(call: Call) -> tuple[int, int]:
     """For a call that cannot be made alone, as where what is known of its inputs is not quite what they are."""
     leaves = pytree.tree_leaves((call.node.args, call.node.kwargs, call.node.meta.get("val")))
     values = [one.meta.get("val") if isinstance(one, fx.Node) else one for one in leaves]
-    moved = sum(one.numel() * one.element_size() for one in values if is_tensor(one))
+    moved = sum(concrete(one.numel()) * one.element_size() for one in values if is_tensor(one))
     bytes_per_ns = 10
     return 1000 + moved // bytes_per_ns, 0
 
@@ -165,10 +173,10 @@ def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
         for call in captured.calls:
             if call.is_view or not call.values:
                 continue
-            key = kind_of(call)
+            key = kind_of(call, captured.constants)
             if key not in cache.costs:
                 try:
-                    cache.costs[key] = _measure(call, captured.device, meter)
+                    cache.costs[key] = _measure(call, captured.constants, captured.device, meter)
                 except RuntimeError:
                     cache.costs[key] = _estimate(call)
                 cache.is_changed = True

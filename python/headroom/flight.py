@@ -9,12 +9,14 @@ smallest plans need, each graph gets the same share of the way from its smallest
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from headroom import _C
 from headroom.capture import Rest
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 # Steps in which the rest is measured. A measurement starts the device's one peak anew, so it must end.
 _LEARNING_STEPS = 3
+_SHARE_STEPS = 64
 
 
 @dataclass(eq=False)
@@ -34,11 +37,13 @@ class Place:
     inner: dict[Step, Place] = field(default_factory=dict)  # what has been entered next while it was in flight
     gap_bytes: int = 0  # what was made between the forward before it and its own
     own_rest: Rest = field(default_factory=Rest)  # but for the graphs in it
+    is_crossed: bool = False  # its backward has come while graphs in it were still in flight
     backwards: int = 0
 
     def rest(self, share: float) -> Rest:
-        peak = max([self.own_rest.peak_bytes, *[one.gap_bytes + one.added_bytes(share) for one in self.inner.values()]])
-        return Rest(peak, self.own_rest.left_bytes)
+        inner = max([one.gap_bytes + one.added_bytes(share) for one in self.inner.values()], default=0)
+        left = self.own_rest.left_bytes + (inner if self.is_crossed else 0)
+        return Rest(max(self.own_rest.peak_bytes, inner, left), left, self.own_rest.is_held)
 
     def added_bytes(self, share: float) -> int:
         """What it adds to what was there before it, the graphs in it included; of 0 the least, of 1 in storing all."""
@@ -57,7 +62,9 @@ class Place:
         if not self.inner:
             return self.rest(0)
         least, most = self.smallest_bytes(), self.store_all_bytes()
-        return self.rest(min(1.0, max(0.0, (available_bytes - least) / max(most - least, 1))))
+        share = min(1.0, max(0.0, (available_bytes - least) / max(most - least, 1)))
+        # In steps, so that small changes of what is outside change no plan.
+        return self.rest(math.floor(share * _SHARE_STEPS) / _SHARE_STEPS)
 
 
 @dataclass(eq=False)
@@ -120,23 +127,40 @@ class Device:
     def backward(self, flight: Flight, gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
         if self.alive() and self.alive()[-1] is flight:
             self.pause()
-        self.flights = [one for one in self.flights if one() is not flight]
         place = flight.place
+        alive = self.alive()
+        inner = alive[alive.index(flight) + 1 :] if flight in alive else []
+        self.flights = [one for one in self.flights if one() is not flight]
+        given: list[StorageWeakRef] = []
         if place.backwards < _LEARNING_STEPS:
-            given = {one.untyped_storage()._cdata: one for one in gradients if one is not None}
-            given_bytes = sum(_C.allocated_bytes(one.untyped_storage().nbytes(), one.device) for one in given.values())
+            given_bytes = _bytes_of(gradients)
             left = self.meter.current_bytes() - flight.after_bytes - given_bytes
+            if inner:
+                place.is_crossed = True
+                left -= inner[-1].after_bytes - flight.after_bytes
             known = place.own_rest
-            place.own_rest = Rest(max(known.peak_bytes, left + given_bytes), max(known.left_bytes, left))
+            peak = max(known.peak_bytes, left + given_bytes)
+            place.own_rest = known._replace(peak_bytes=peak, left_bytes=max(known.left_bytes, left))
             place.backwards += 1
+            large = [one for one in gradients if one is not None and one.numel() > 1]
+            given = [StorageWeakRef(one.untyped_storage()) for one in large]
+            del large
         results = flight.op_step.backward(flight.frame, gradients)
+        made = {one.untyped_storage()._cdata for one in results if one is not None} if given else set()
+        if any(not one.expired() and one.cdata not in made for one in given):
+            place.own_rest = place.own_rest._replace(is_held=True)
         self.resume()
         return results
 
     def _learn(self, flight: Flight) -> None:
         known = flight.place.own_rest
         peak = max(known.peak_bytes, self.meter.peak_bytes() - flight.after_bytes)
-        flight.place.own_rest = Rest(peak, known.left_bytes)
+        flight.place.own_rest = known._replace(peak_bytes=peak)
+
+
+def _bytes_of(tensors: list[torch.Tensor | None]) -> int:
+    storages = {one.untyped_storage()._cdata: one.untyped_storage() for one in tensors if one is not None}
+    return sum(_C.allocated_bytes(one.nbytes(), one.device) for one in storages.values())
 
 
 _devices: dict[torch.device, Device] = {}

@@ -17,12 +17,14 @@ from headroom.aot import Settings, Step, compile_graph  # noqa: E402
 from headroom.capture import Rest  # noqa: E402
 from headroom.flight import Place, device_of  # noqa: E402
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts  # noqa: E402
-from training_models import CASES, Trained, loss_of, train  # noqa: E402
+from training_models import CASES, TRANSFORMERS, Trained, loss_of, train  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone")
 
 
 def make(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+    if name in TRANSFORMERS:
+        pytest.importorskip("transformers")
     torch.manual_seed(0)
     model = CASES[name].make()
     inputs, labels = CASES[name].inputs()
@@ -164,8 +166,8 @@ def test_frozen_parameters_get_no_gradient() -> None:
 
 @pytest.mark.parametrize("name", ["vgg", "vit", "gpt"])
 def test_bf16_autocast(name: str) -> None:
-    """To plain eager's bits where dropout scales by a power of two; else the traced dropout rounds differently in bf16,
-    and the bits are those of backend aot_eager."""
+    """To plain eager's bits where dropout scales by a power of two and no weight is used twice; else tracing rounds
+    differently in bf16, and the bits are those of backend aot_eager."""
 
     def run(compiled: Callable[[torch.nn.Module], Callable[..., torch.Tensor]]) -> list[torch.Tensor]:
         torch._dynamo.reset()
@@ -314,13 +316,33 @@ def test_several_inputs_and_outputs() -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, [x.grad, y.grad, linear.weight.grad], strict=True))
 
 
+def test_parameters_behind_unused_outputs_get_zeros_as_in_aot_eager() -> None:
+    first, second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return first(x).tanh(), second(x).tanh()
+
+    for function in (headroom.compile(model, "1x"), torch.compile(model, backend="aot_eager")):
+        second.zero_grad()
+        function(torch.randn(4, 8))[0].sum().backward()
+        assert not second.weight.grad.any()
+    second.zero_grad()
+    model(torch.randn(4, 8))[0].sum().backward()
+    assert second.weight.grad is None
+
+
 def test_max_batch_fits_and_one_more_does_not() -> None:
-    model, inputs, _labels = make("resnet")
-    single = headroom.plan(model, inputs[:1])
-    budget = single.smallest_budget + 6 * (single.plain_peak - single.smallest_budget)
-    largest = headroom.max_batch(model, lambda n: (torch.randn(n, 3, 16, 16),), budget, most=64)
-    assert 1 <= largest < 64
-    assert headroom.plan(model, torch.randn(largest, 3, 16, 16)).smallest_budget <= budget
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 256), torch.nn.Tanh())
+    single = headroom.plan(model, torch.randn(1, 64))
+    budget = single.smallest_budget + 100_000
+    largest = headroom.max_batch(model, lambda n: (torch.randn(n, 64),), budget, most=64)
+    assert 1 < largest < 64
+    assert headroom.plan(model, torch.randn(largest, 64)).smallest_budget <= budget
+    assert headroom.plan(model, torch.randn(largest + 1, 64)).smallest_budget > budget
+    assert headroom.max_batch(model, lambda n: (torch.randn(n, 64),), budget, most=2) == 2
+    assert headroom.max_batch(model, lambda n: (torch.randn(n, 64),), 1000) == 0
+    with pytest.raises(ValueError, match="takes a number of bytes"):
+        headroom.max_batch(model, lambda n: (torch.randn(n, 64),), "0.5x")
 
 
 def test_without_gradients_nothing_is_planned() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -229,8 +228,8 @@ CASES = {
     "vit": Case(Vit, images),
     "gpt": Case(Gpt, tokens),
 }
-if importlib.util.find_spec("transformers") is not None:
-    CASES |= {kind: Case(functools.partial(Transformer, kind), short_texts) for kind in ("gpt2", "bert", "llama", "t5")}
+TRANSFORMERS = ("gpt2", "bert", "llama", "t5")
+CASES |= {kind: Case(functools.partial(Transformer, kind), short_texts) for kind in TRANSFORMERS}
 
 
 @dataclass

@@ -1,0 +1,122 @@
+"""The C++ side. What users need is in headroom itself."""  # noqa: N999
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+class InvalidInput(ValueError): ...
+
+def parse_bytes(text: str) -> int: ...
+def parse_budget(text: str, store_all_bytes: int) -> int: ...
+def format_bytes(bytes: int) -> str: ...  # noqa: A002
+def allocated_bytes(bytes: int, device: torch.device) -> int: ...  # noqa: A002
+def planner_names() -> list[str]: ...
+
+class Meter:
+    def __init__(self, device: torch.device) -> None: ...
+    def current_bytes(self) -> int: ...
+    def peak_bytes(self) -> int: ...
+    def reset_peak(self) -> None: ...
+
+class TensorReference:
+    def __init__(self, number: int) -> None: ...
+
+class OpCall: ...
+
+def make_call(
+    name: str, overload: str, arguments: list[object], results: Sequence[int], draws: bool, in_place: str
+) -> OpCall: ...
+def make_python_call(
+    name: str,
+    function: Callable[..., Sequence[torch.Tensor | None]],
+    arguments: Sequence[int],
+    results: Sequence[int],
+    draws: bool,
+) -> OpCall: ...
+
+class Graph:
+    def __init__(
+        self,
+        name: str,
+        values: list[tuple[str, int, bool, list[int]]],
+        ops: list[tuple[str, bool, list[int], list[int], int, int, bool, list[int]]],
+        outputs: Sequence[int],
+    ) -> None: ...
+    def resident_bytes(self) -> int: ...
+    def op_count(self) -> int: ...
+    def op_name(self, op: int) -> str: ...
+    def value_name(self, value: int) -> str: ...
+    def value_bytes(self, value: int) -> int: ...
+    def to_json(self) -> str: ...
+
+class Schedule:
+    def runs(self) -> list[int]: ...
+    def to_json(self, graph: Graph) -> str: ...
+
+def store_all(graph: Graph) -> Schedule: ...
+
+class Simulation:
+    peak_bytes: int
+    time_ns: int
+    moment_bytes: list[int]
+    after_bytes: list[int]
+    peak_step: int
+
+def simulate(graph: Graph, schedule: Schedule) -> Simulation: ...
+def alive_during(graph: Graph, schedule: Schedule, step: int) -> list[int]: ...
+
+class Problem:
+    def __init__(self, graph: Graph) -> None: ...
+
+class Plan:
+    status: str
+    schedule: Schedule | None
+    peak_bytes: int
+    time_ns: int
+    base_time_ns: int
+    solve_ms: float
+    lower_bound_ns: int
+    smallest_budget_bytes: int
+
+def make_plan(problem: Problem, planner: str, budget_bytes: int | None, max_states: int) -> Plan: ...
+def plan_curve(problem: Problem, planner: str, points: int) -> list[tuple[int, int]]: ...
+
+class OpProgram:
+    def __init__(
+        self,
+        graph: Graph,
+        calls: Sequence[OpCall],
+        call_of_op: Sequence[int],
+        call_of_view: Sequence[int],
+        value_of_tensor: Sequence[int],
+        forward_inputs: Sequence[int],
+        backward_inputs: Sequence[int],
+        forward_outputs: Sequence[int],
+        backward_outputs: Sequence[int],
+        device: torch.device,
+    ) -> None: ...
+
+class Frame: ...
+
+class OpStep:
+    def __init__(self, program: OpProgram, schedule: Schedule) -> None: ...
+    def forward(self, inputs: list[object]) -> tuple[list[torch.Tensor], Frame]: ...
+    def backward(self, frame: Frame, gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
+
+class PlannedStages:
+    predicted_peak_bytes: int
+    def run(self, input: torch.Tensor) -> torch.Tensor: ...  # noqa: A002
+
+class MeasuredStages:
+    before_bytes: int
+    store_all_peak_bytes: int
+    problem: Problem
+    graph: Graph
+    def plan(self, budget_bytes: int | None, planner: str, later_bytes: int, tries: bool) -> PlannedStages | int: ...
+    def forget_sample(self) -> None: ...
+
+def measure_stages(
+    name: str,
+    stages: Sequence[tuple[str, Callable[[torch.Tensor], torch.Tensor], list[torch.Tensor], list[torch.Tensor]]],
+    sample: torch.Tensor,
+) -> MeasuredStages: ...

@@ -1,0 +1,235 @@
+"""What cannot be done is said, with what to do instead; what has been done is not done again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("headroom._C", reason="the Python package is not built")
+headroom = pytest.importorskip("headroom")
+
+from headroom import costs  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+def small_model() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        *[torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU()) for _ in range(6)], torch.nn.Linear(16, 4)
+    )
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> list[object]:
+    calls: list[object] = []
+    original = getattr(module, name)
+
+    def counting(*args: object) -> object:
+        calls.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(module, name, counting)
+    return calls
+
+
+def test_the_smallest_budget_named_works() -> None:
+    model, inputs = small_model(), torch.randn(256, 16)
+    for _ in range(2):
+        model(inputs).sum().backward()  # gradients are there before
+    with pytest.raises(headroom.BudgetError, match=r"what holds the memory there: .*KiB") as error:
+        headroom.compile(lambda x: model(x).sum(), 1000)(inputs)
+    smallest = error.value.smallest_budget_bytes
+    assert f"{smallest} bytes" in str(error.value)
+    meter = headroom._C.Meter(torch.device("cpu"))
+    run = headroom.compile(lambda x: model(x).sum(), smallest)
+    run(inputs).backward()
+    meter.reset_peak()
+    run(inputs).backward()
+    assert meter.peak_bytes() <= smallest
+    with pytest.raises(headroom.BudgetError):
+        headroom.compile(lambda x: model(x).sum(), smallest - 1000)(inputs)
+
+
+def test_a_model_of_which_nothing_is_captured() -> None:
+    @torch.compiler.disable
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).sum()
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return inner(x)
+
+    x = torch.randn(4, requires_grad=True)
+    with pytest.raises(headroom.Unsupported, match=r"captured nothing.*headroom\.Sequential"):
+        headroom.compile(model, "1x")(x)
+    with pytest.raises(headroom.Unsupported, match="captured nothing"):
+        headroom.plan(model, x)
+
+
+def test_a_size_known_only_in_the_step() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0].square().sum()
+
+    x = torch.randn(16, requires_grad=True)
+    with (
+        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
+        pytest.raises(Exception, match=r"known only once the step runs.*torch\.compiler\.disable"),
+    ):
+        headroom.compile(model, "1x")(x)
+
+
+def test_a_second_backward_and_a_second_derivative_are_refused() -> None:
+    model, inputs = small_model(), torch.randn(8, 16, requires_grad=True)
+    loss = headroom.compile(model, "1x")(inputs).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="runs once"):
+        loss.backward()
+    loss = headroom.compile(model, "1x")(inputs).sum()
+    (gradient,) = torch.autograd.grad(loss, inputs, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.sum().backward()
+
+
+def test_an_unknown_higher_order_operator() -> None:
+    from torch._higher_order_ops.effects import with_effects
+
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(2)
+    node = graph.call_function(with_effects, (x,))
+    node.meta["val"] = torch.empty(2)
+    graph.output((node,))
+    with pytest.raises(headroom.Unsupported, match=r"with_effects is not supported.*torch\.compiler\.disable"):
+        headroom.capture.capture(torch.fx.GraphModule(torch.nn.Module(), graph), 1, "step")
+
+
+def test_nothing_is_planned_or_measured_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    plans = count_calls(monkeypatch, headroom._C, "make_plan")
+    measurements = count_calls(monkeypatch, costs, "_measure")
+    run = headroom.compile(lambda x: model(x).sum(), "0.7x")
+    for _ in range(4):
+        run(torch.randn(256, 16)).backward()
+    assert len(plans) == 1
+    count = len(measurements)
+    run(torch.randn(128, 16)).backward()
+    assert len(plans) == 2
+    assert len(measurements) > count
+    count = len(measurements)
+    for size in (256, 128, 256):
+        run(torch.randn(size, 16)).backward()
+    assert len(plans) == 2
+    torch._dynamo.reset()
+    run(torch.randn(256, 16)).backward()
+    assert len(measurements) == count
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_symbolic_sizes_are_planned_one_by_one(dynamic: bool | None) -> None:
+    model = small_model()
+    run = torch.compile(lambda x: model(x).sum(), backend=headroom.backend, options={"budget": "0.7x"}, dynamic=dynamic)
+    for size in (256, 128, 64, 128):
+        x = torch.randn(size, 16)
+        model.zero_grad()
+        run(x).backward()
+        found = [one.grad.clone() for one in model.parameters()]
+        model.zero_grad()
+        model(x).sum().backward()
+        assert all(torch.equal(one, two.grad) for one, two in zip(found, model.parameters(), strict=True))
+
+
+def test_past_the_recompile_limit_is_an_error() -> None:
+    model = small_model()
+    run = headroom.compile(lambda x: model(x).sum(), "1x")
+    with torch._dynamo.config.patch(recompile_limit=2):
+        run(torch.randn(4, 16)).backward()
+        with pytest.warns(UserWarning, match=r"one more is an error.*recompile_limit"):
+            run(torch.randn(5, 16)).backward()
+        with pytest.raises(Exception, match="fail_on_recompile_limit_hit"):
+            run(torch.randn(6, 16))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            run(torch.randn(5, 16)).backward()
+
+
+@torch.library.custom_op("headroom_test::greedy", mutates_args=())
+def greedy(x: torch.Tensor, fails: bool) -> torch.Tensor:
+    if fails:
+        raise torch.OutOfMemoryError("tried to allocate 2 MiB")
+    return x * 2
+
+
+greedy.register_fake(lambda x, fails: torch.empty_like(x))
+
+
+def test_lack_of_memory_names_the_operator_and_what_was_expected() -> None:
+    linear, x = torch.nn.Linear(16, 16), torch.randn(8, 16)
+
+    def run(*, fails: bool) -> torch.Tensor:
+        return headroom.compile(lambda x: linear(x).sum() + greedy(x, fails).sum(), "1x")(x)
+
+    with pytest.raises(torch.OutOfMemoryError) as error:
+        run(fails=True)
+    for text in ("headroom_test::greedy on [8, 16]", "tried to allocate 2 MiB", "the plan expected", "largest of them"):
+        assert text in str(error.value)
+    assert torch.equal(run(fails=False), linear(x).sum() + (2 * x).sum())
+
+
+def test_an_error_in_an_operator_names_it() -> None:
+    embedding = torch.nn.Embedding(4, 8)
+    run = headroom.compile(lambda x: embedding(x).sum(), "1x")
+    with pytest.raises(RuntimeError, match=r"aten::embedding on \[4, 8\] \[3\]: .*out of range"):
+        run(torch.tensor([1, 2, 9]))
+    run(torch.tensor([1, 2, 3])).backward()
+    with pytest.raises(RuntimeError, match=r"aten::embedding on \[4, 8\] \[3\]: .*out of range"):
+        run(torch.tensor([1, 2, 9]))
+
+
+def test_importing_without_the_extension_says_how_to_build_it(tmp_path: Path) -> None:
+    package = tmp_path / "headroom"
+    package.mkdir()
+    for file in Path(headroom.__file__).parent.glob("*.py"):
+        shutil.copy(file, package)
+    result = subprocess.run(
+        [sys.executable, "-c", "import headroom"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert "pip install --no-build-isolation ." in result.stderr
+
+
+def test_conditions_run_through_python() -> None:
+    first, second = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = torch.cond(x.sum() > 0, lambda one: first(one).sin(), lambda one: second(one).cos(), (x,))
+        return (y.tanh() * y).sum()
+
+    modules = torch.nn.ModuleList([first, second])
+    run = headroom.compile(model, "1x")
+    for x in (torch.ones(8, 16), -torch.ones(8, 16)):
+        modules.zero_grad()
+        loss = run(x)
+        loss.backward()
+        found = [one.grad for one in modules.parameters()]
+        chosen = first if x.sum() > 0 else second
+        modules.zero_grad()
+        y = chosen(x).sin() if x.sum() > 0 else chosen(x).cos()
+        expected = (y.tanh() * y).sum()
+        expected.backward()
+        assert torch.equal(loss, expected)
+        wanted = {id(one): one.grad for one in chosen.parameters()}
+        for one, gradient in zip(modules.parameters(), found, strict=True):
+            if id(one) in wanted:
+                assert torch.equal(gradient, wanted[id(one)])
+            else:
+                assert not gradient.any()

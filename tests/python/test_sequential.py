@@ -1,0 +1,175 @@
+"""headroom.Sequential: stages that torch.compile cannot capture, inside a budget."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("headroom._C", reason="the Python package is not built")
+headroom = pytest.importorskip("headroom")
+
+from torch import nn  # noqa: E402
+from training_models import ResidualBlock, Trained, train  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+class OutputOf(nn.Module):
+    """Of what an LSTM returns, the output."""
+
+    def forward(self, results: tuple) -> torch.Tensor:
+        return results[0]
+
+
+class Loss(nn.Module):
+    def __init__(self, labels: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("labels", labels)
+
+    def forward(self, logits: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, -2), self.labels)
+
+
+def language_model() -> tuple[nn.Sequential, torch.Tensor]:
+    torch.manual_seed(0)
+    stages: list[nn.Module] = [nn.Embedding(64, 32)]
+    for _ in range(4):
+        stages += [nn.LSTM(32, 32, batch_first=True), OutputOf(), nn.Dropout(0.1)]
+    return nn.Sequential(*stages, nn.Linear(32, 64), Loss(torch.randint(64, (8 * 16,)))), torch.randint(64, (8, 16))
+
+
+def images() -> tuple[nn.Sequential, torch.Tensor]:
+    torch.manual_seed(0)
+    stages = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True)]
+    stages += [ResidualBlock(16) for _ in range(4)]
+    return nn.Sequential(
+        *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10), Loss(torch.randint(10, (8,)))
+    ), torch.randn(8, 3, 16, 16)
+
+
+def train_sequential(model: nn.Sequential, run: nn.Module, inputs: torch.Tensor) -> Trained:
+    return train(model, lambda one, _: run(one), inputs, inputs)
+
+
+def expect_same(found: Trained, expected: Trained) -> None:
+    assert found.losses == expected.losses
+    assert [name for name, one in expected.tensors.items() if not torch.equal(found.tensors[name], one)] == []
+
+
+def predicted_bytes(run: headroom.Sequential) -> int:
+    """What the one plan says a step adds."""
+    (planned,) = run._plans.values()
+    return planned.plan.predicted_peak_bytes - planned.stages.before_bytes - planned.later_bytes
+
+
+@pytest.mark.parametrize("make", [language_model, images])
+def test_budgets_are_kept_and_bits_are_those_of_plain_training(make: object) -> None:
+    model, inputs = make()
+    start = copy.deepcopy(model.state_dict())
+    expected = train_sequential(model, model, inputs)
+    with pytest.raises(headroom.BudgetError, match=r"what holds the memory there: \w+") as error:
+        headroom.Sequential(model, 1)(inputs)
+    model.load_state_dict(start)
+    model.zero_grad()
+    meter = headroom._C.Meter(torch.device("cpu"))
+    before = meter.current_bytes()
+    everything = headroom.Sequential(model)
+    everything(inputs).backward()
+    added = predicted_bytes(everything)
+    smallest = (error.value.smallest_budget_bytes - before) / added
+    assert smallest < 0.9
+    for share in (1.0, 0.7, 0.5, smallest):
+        if share < smallest:
+            continue
+        model.load_state_dict(start)
+        model.zero_grad()
+        run = headroom.Sequential(model, f"{share:.9f}x")
+        found = train_sequential(model, run, inputs)
+        expect_same(found, expected)
+        peak = max(found.peaks[1:])
+        assert peak <= share * added + 1
+        assert peak == pytest.approx(predicted_bytes(run), rel=0.005)
+
+
+def test_a_budget_in_bytes_holds_a_loss_outside_and_an_optimizers_state() -> None:
+    model, inputs = images()
+    model = model[:-1]
+    labels = torch.randint(10, (8,))
+    meter = headroom._C.Meter(torch.device("cpu"))
+    state = sum(8 * one.numel() for one in model.parameters())
+    everything = headroom.Sequential(model)
+    everything(inputs).sum().backward()
+    model.zero_grad()
+    before = meter.current_bytes()
+    budget = before + state + (everything.predicted_peak(inputs) - before) * 6 // 10
+    run = headroom.Sequential(model, budget)
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(4):
+        optimizer.zero_grad()
+        meter.reset_peak()
+        nn.functional.cross_entropy(run(inputs), labels).backward()
+        if step > 0:
+            assert meter.peak_bytes() <= budget
+        optimizer.step()
+
+
+def test_the_smallest_budget_named_works() -> None:
+    model, inputs = images()
+    with pytest.raises(headroom.BudgetError) as error:
+        headroom.Sequential(model, 1000)(inputs)
+    headroom.Sequential(model, error.value.smallest_budget_bytes)(inputs).backward()
+
+
+def test_shapes_and_modes_are_planned_on_their_own() -> None:
+    model, inputs = images()
+    model = model[:-1]
+    reference = copy.deepcopy(model)
+    run = headroom.Sequential(model, "0.6x")
+    for batch in (inputs, inputs[:4], inputs):
+        torch.manual_seed(1)
+        run(batch).sum().backward()
+        torch.manual_seed(1)
+        reference(batch).sum().backward()
+    assert len(run._plans) == 2
+    assert all(
+        torch.equal(one.grad, two.grad) for one, two in zip(model.parameters(), reference.parameters(), strict=True)
+    )
+    run.eval()
+    reference.eval()
+    assert torch.equal(run(inputs), reference(inputs))
+    assert len(run._plans) == 3
+    with torch.no_grad():
+        assert torch.equal(run(inputs[:2]), reference(inputs[:2]))
+    assert len(run._plans) == 3
+
+
+def test_autocast_is_the_same_when_stages_run_again() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(8)])
+    reference, inputs = copy.deepcopy(model), torch.randn(256, 16)
+    for one in (headroom.Sequential(model, "0.6x"), reference):
+        with torch.autocast("cpu", torch.bfloat16):
+            result = one(inputs)
+        assert result.dtype == torch.bfloat16
+        result.float().sum().backward()
+    for one, two in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)
+
+
+def test_bad_input() -> None:
+    with pytest.raises(TypeError, match="found Linear"):
+        headroom.Sequential(nn.Linear(2, 2), "1x")
+    lstm = headroom.Sequential(nn.Sequential(nn.LSTM(4, 4)), "1x")
+    with pytest.raises(headroom.Unsupported, match="the last stage must return one tensor, found tuple"):
+        lstm(torch.randn(2, 3, 4))
+    with pytest.raises(headroom.Unsupported, match="takes one tensor, found list"):
+        lstm([torch.randn(2, 3, 4)])
+    run = headroom.Sequential(nn.Sequential(nn.Linear(4, 4)), "1x")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        run(torch.randn(2, 3))
+    loss = run(torch.randn(2, 4)).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="runs once"):
+        loss.backward()
