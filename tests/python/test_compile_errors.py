@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -233,3 +234,46 @@ def test_conditions_run_through_python() -> None:
                 assert torch.equal(gradient, wanted[id(one)])
             else:
                 assert not gradient.any()
+
+
+@torch.library.custom_op("headroom_test::add_into", mutates_args=("y",))
+def add_into(x: torch.Tensor, y: torch.Tensor) -> None:
+    y.add_(x)
+
+
+def accumulated(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros_like(x)
+    add_into(x, y)
+    return (x @ weight) * y
+
+
+def scanned(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    from torch._higher_order_ops.scan import scan
+
+    return scan(lambda carry, one: (torch.tanh(carry @ weight + one), carry * 2), torch.zeros(8), x)[1]
+
+
+def scanned_in_any_order(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    return associative_scan(torch.add, x @ weight, 0, combine_mode="generic").sin()
+
+
+def mapped(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    from torch._higher_order_ops.map import map as map_rows
+
+    return map_rows(lambda row: torch.tanh(row @ weight), x)
+
+
+def looped(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    start = (torch.tensor(0), x)
+    return torch.while_loop(lambda i, _: i < 3, lambda i, one: (i + 1, one * 2), start)[1] * (x @ weight)
+
+
+@pytest.mark.parametrize("function", [accumulated, scanned, scanned_in_any_order, mapped, looped])
+def test_higher_order_operators_run_through_python(function: Callable[..., torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(8, 8, requires_grad=True), torch.randn(16, 8)
+    expected = torch.autograd.grad(function(x, weight).sum(), weight)
+    found = torch.autograd.grad(headroom.compile(lambda one: function(one, weight).sum(), "1x")(x), weight)
+    assert torch.equal(found[0], expected[0])
