@@ -8,9 +8,10 @@ JOBS ?= $(shell nproc)
 # clang 14's sanitizers do not start on kernels that randomise addresses widely.
 SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 TORCH_PREFIX := .venv/bin/python -W ignore -c 'import torch; print(torch.utils.cmake_prefix_path)'
+REPORT := build/report/template.html
 CPP_FILES := find headroom python tests benchmarks examples -name '*.h' -o -name '*.cpp'
 
-.PHONY: help build train test demo bench lint format clean torch test-dev test-asan test-tsan
+.PHONY: help build report train test demo bench lint format clean torch test-dev test-asan test-tsan
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -19,6 +20,9 @@ build:  ## compile build/headroom
 	tools/setup.sh build
 	cmake --preset release
 	cmake --build --preset release --parallel $(JOBS) --target headroom
+
+report: $(REPORT)  ## compile build/headroom with the report page, which needs node
+	$(MAKE) build
 
 test: test-dev test-asan test-tsan lint  ## everything that must pass: tests, sanitizers, fuzzing, lint
 	@echo "make test: all passed"
@@ -37,7 +41,11 @@ bench:  ## compile and run the benchmarks
 	cmake --build --preset release --parallel $(JOBS)
 	for bench in build/benchmarks/*_bench; do $$bench; done
 
-test-dev:  ## the tests, built by g++
+$(REPORT): $(wildcard report/src/* report/*.json report/build.mjs)
+	tools/setup.sh report
+	cd report && npm ci --no-audit --no-fund && npm run check && npm run build
+
+test-dev: $(REPORT)  ## the tests, built by g++
 	tools/setup.sh test torch
 	cmake --preset dev -DCMAKE_PREFIX_PATH="$$($(TORCH_PREFIX))"
 	cmake --build --preset dev --parallel $(JOBS)

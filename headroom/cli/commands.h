@@ -17,7 +17,12 @@ struct Arguments : PlanArguments {
   bool json = false;
   std::optional<std::string> out;
   std::optional<std::string> trace;
+  std::optional<std::string> measured;
+  std::optional<std::string> named_planner;  ///< of a schedule given
 };
+
+/// The graph or chain of the file. Throws InvalidInput.
+Problem load_problem(const Arguments& arguments);
 
 /// The calls of docs/formats.md: results on standard output. Throw InvalidInput for bad input.
 ExitStatus run_plan(const Arguments& arguments);
@@ -26,5 +31,6 @@ ExitStatus run_compare(const Arguments& arguments);
 ExitStatus run_curve(const Arguments& arguments);
 ExitStatus run_planners(const Arguments& arguments);
 ExitStatus run_explain(const Arguments& arguments);
+ExitStatus run_report(const Arguments& arguments);
 
 }  // namespace headroom::cli

@@ -67,6 +67,15 @@ void define(CLI::App& app, Arguments& arguments, Run& run) {
   CLI::App* explain = call("explain", "a schedule in sentences", run_explain);
   takes_file(explain);
   takes_schedule(explain);
+
+  CLI::App* report = call("report", "a page that shows a schedule", run_report);
+  takes_file(report);
+  takes_schedule(report);
+  report->add_option("--out", arguments.out, "write the page here, one HTML file")->required();
+  report->add_option("--budget", arguments.budget, "the budget that it was planned for");
+  report->add_option("--planner", arguments.named_planner, "the planner that made the schedule");
+  report->add_option("--measured", arguments.measured, "what was measured: a trace of `headroom-train --trace`");
+  add_limits(*report, arguments);
 }
 
 int run_command(int argc, const char* const* argv) {
