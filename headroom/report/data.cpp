@@ -175,6 +175,7 @@ constexpr size_t kMostOpsOfSlowPlanners = 400;
 constexpr size_t kMostOpsOfAuto = 4000;
 constexpr size_t kMostOpsOfBounds = 20000;
 constexpr int kPoints = 12;
+constexpr int kBounds = 25;
 
 bool is_slow(std::string_view planner) {
   return planner == "chain" || planner == "lower-sets" || planner == "binomial";
@@ -195,17 +196,18 @@ ReportFronts make_report_fronts(const Problem& problem, const PlanLimits& limits
       std::vector<CurvePoint> points = plan_curve(planner, problem, kPoints, {std::nullopt, limits});
       if (!points.empty()) result.fronts.push_back({name, std::move(points)});
     } catch (const NotApplicable& refusal) {
-      result.left_out.push_back({name, refusal.what()});
+      const std::string why = refusal.what();
+      result.left_out.push_back({name, why.starts_with(name + ": ") ? why.substr(name.size() + 2) : why});
     }
   }
   if (ops > kMostOpsOfBounds) return result;
   int64_t least_bytes = problem.base_peak_bytes;
   for (const ReportFronts::Front& front : result.fronts)
     least_bytes = std::min(least_bytes, front.points.front().peak_bytes);
-  for (int i = 0; i < kPoints; ++i) {
+  for (int i = 0; i < kBounds; ++i) {
     const int64_t peak_bytes =
         least_bytes +
-        static_cast<int64_t>(static_cast<double>(problem.base_peak_bytes - least_bytes) * i / (kPoints - 1));
+        static_cast<int64_t>(static_cast<double>(problem.base_peak_bytes - least_bytes) * i / (kBounds - 1));
     const MemoryBound bound = memory_bound(problem.graph, peak_bytes);
     if (bound.is_feasible) result.bounds.push_back({peak_bytes, bound.time_ns});
   }

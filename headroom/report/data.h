@@ -32,12 +32,12 @@ ReportFronts make_report_fronts(const Problem& problem, const PlanLimits& limits
 /// What was measured when the schedule ran. Lists have one entry for each run of the schedule.
 struct ReportMeasurement {
   std::vector<int64_t> moment_bytes;
-  std::vector<int64_t> after_bytes;         ///< after the drops that follow the run
-  std::optional<int64_t> peak_bytes;        ///< of whole steps of training; none: the largest moment
-  std::optional<int64_t> step_ns;           ///< of a step of training by the schedule
-  std::optional<int64_t> plain_step_ns;     ///< of a step of plain training
-  std::optional<int64_t> plain_peak_bytes;  ///< of a step of plain training
-  std::optional<bool> identical_to_plain;   ///< gradients, bit for bit
+  std::vector<int64_t> after_bytes;                        ///< after the drops that follow the run
+  std::optional<int64_t> peak_bytes = std::nullopt;        ///< of whole steps of training; none: the largest moment
+  std::optional<int64_t> step_ns = std::nullopt;           ///< of a step of training by the schedule
+  std::optional<int64_t> plain_step_ns = std::nullopt;     ///< of a step of plain training
+  std::optional<int64_t> plain_peak_bytes = std::nullopt;  ///< of a step of plain training
+  std::optional<bool> identical_to_plain = std::nullopt;   ///< gradients, bit for bit
 };
 
 /// What a report is about. The schedule is a valid one of the graph.

@@ -1,27 +1,29 @@
 // Numbers for people, as the command line writes them.
 
-export function formatBytes(bytes: number): string {
-  const units = ["KiB", "MiB", "GiB", "TiB"];
-  if (Math.abs(bytes) < 1024) return `${bytes} B`;
-  let value = bytes / 1024;
-  let unit = 0;
-  while (Math.abs(value) >= 1024 && unit + 1 < units.length) {
-    value /= 1024;
+/** In the first unit in which it is less than `step`, after rounding to hundredths. */
+function inUnits(amount: number, units: string[], step: number): string {
+  if (amount < 0) return `-${inUnits(-amount, units, step)}`;
+  if (amount < step) return `${amount} ${units[0]}`;
+  let size = step;
+  let unit = 1;
+  while (unit + 1 < units.length && Math.round((amount / size) * 100) >= step * 100) {
+    size *= step;
     unit++;
   }
-  return `${value.toFixed(2)} ${units[unit]}`;
+  return `${(Math.round((amount / size) * 100) / 100).toFixed(2)} ${units[unit]}`;
+}
+
+export function formatBytes(bytes: number): string {
+  return inUnits(bytes, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"], 1024);
 }
 
 export function formatNs(ns: number): string {
-  if (ns < 1e3) return `${ns} ns`;
-  if (ns < 1e6) return `${(ns / 1e3).toFixed(2)} us`;
-  if (ns < 1e9) return `${(ns / 1e6).toFixed(2)} ms`;
-  return `${(ns / 1e9).toFixed(2)} s`;
+  return inUnits(ns, ["ns", "us", "ms", "s"], 1000);
 }
 
 /** The same without decimals that say nothing, for the marks of an axis `span` long. */
 export function axisNs(ns: number, span: number): string {
-  const [unit, size] = span < 2e4 ? ["ns", 1] : span < 2e7 ? ["us", 1e3] : span < 2e9 ? ["ms", 1e6] : ["s", 1e9];
+  const [unit, size] = span < 5e3 ? ["ns", 1] : span < 5e6 ? ["us", 1e3] : span < 5e9 ? ["ms", 1e6] : ["s", 1e9];
   return `${+(ns / (size as number)).toPrecision(6)} ${unit}`;
 }
 

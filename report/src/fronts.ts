@@ -41,7 +41,9 @@ export class FrontsChart {
     view.onChange((what) => {
       if (what === "theme") this.rebuild();
     });
-    const notes = data.fronts.left_out.map(({ planner, why }) => (why.startsWith(planner) ? why : `${planner}: ${why}`));
+    const reasons = new Map<string, string[]>();
+    for (const { planner, why } of data.fronts.left_out) reasons.set(why, [...(reasons.get(why) ?? []), planner]);
+    const notes = [...reasons].map(([why, planners]) => `${planners.join(", ")} (${why})`);
     const slow = this.points.filter((point) => point.ns > this.mostNs()).length;
     if (slow > 0) notes.unshift(`${count(slow, "plan")} slower than ${formatNs(this.mostNs())}, which the keys reach`);
     if (notes.length > 0) byId("fronts-left-out").textContent = `Not here: ${notes.join("; ")}.`;
@@ -88,10 +90,18 @@ export class FrontsChart {
             stroke,
             width: planner === "auto" ? 2.5 : 1.25,
             spanGaps: true,
+            paths: uPlot.paths.stepped!({ align: 1 }), // Up to the next plan's peak this one is the best.
             points: { show: true, size: points.length === 1 ? 9 : planner === "auto" ? 6 : 5, fill: stroke, stroke },
           };
         }),
-        { stroke: colour("bound"), width: 1.5, dash: [3, 4], spanGaps: true, points: { show: bound.length === 1 } },
+        {
+          stroke: colour("bound"),
+          width: 1.5,
+          dash: [3, 4],
+          spanGaps: true,
+          paths: uPlot.paths.stepped!({ align: -1 }), // A bound for a peak holds for smaller ones.
+          points: { show: bound.length === 1 },
+        },
       ],
       hooks: { draw: [(plot) => this.drawMarks(plot)] },
     };
@@ -149,6 +159,7 @@ export class FrontsChart {
       ctx.stroke();
     };
     ctx.save();
+    ctx.setLineDash([]);
     const budget = this.report.data.budget_bytes;
     if (budget !== null) {
       const x = plot.valToPos(budget, "x", true);

@@ -18,6 +18,7 @@ export class MemoryChart {
     private readonly view: View,
   ) {
     this.plot = this.makePlot();
+    this.showRange();
     this.makeLegend();
     this.box.addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.altKey || event.metaKey || !view.handleKey(event)) return;
@@ -138,6 +139,8 @@ export class MemoryChart {
   }
 
   private showRange(): void {
+    this.box.dataset["from"] = String(this.view.from);
+    this.box.dataset["to"] = String(this.view.to);
     this.plot.setScale("x", { min: this.view.from, max: this.view.to });
   }
 
