@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <iostream>
 
+#include "headroom/cli/chart.h"
 #include "headroom/cli/print.h"
+#include "headroom/cli/progress.h"
 #include "headroom/core/quote.h"
 #include "headroom/core/simulate.h"
 #include "headroom/io/file.h"
@@ -84,7 +86,10 @@ ExitStatus run_plan(const Arguments& arguments) {
   const Problem problem = load_problem(arguments);
   PlanRequest request{std::nullopt, limits_of(arguments)};
   if (arguments.budget) request.budget_bytes = parse_budget(*arguments.budget, problem.base_peak_bytes);
-  const Plan plan = make_plan(planner, problem, request, arguments.options);
+  const Plan plan = [&] {
+    const Progress progress("planning");
+    return make_plan(planner, problem, request, arguments.options);
+  }();
   if (plan.result.schedule && arguments.out)
     write_file_atomically(*arguments.out, write_json(problem.graph, *plan.result.schedule));
   if (arguments.json) {
@@ -92,6 +97,10 @@ ExitStatus run_plan(const Arguments& arguments) {
     return kDone;
   }
   print_plan(problem, plan);
+  if (plan.result.schedule && arguments.chart)
+    std::cout << "\n"
+              << memory_chart(problem.graph, *plan.result.schedule, simulate(problem.graph, *plan.result.schedule),
+                              plan.budget_bytes, ChartStyle::of_terminal());
   return plan.result.schedule ? kDone : kNoPlan;
 }
 
@@ -133,6 +142,8 @@ ExitStatus run_simulate(const Arguments& arguments) {
   std::cout << ", time " << format_ns(simulation.time_ns) << "\nalive at the peak:";
   for (const std::string& name : alive) std::cout << " " << quote(name);
   std::cout << "\n";
+  if (arguments.chart)
+    std::cout << "\n" << memory_chart(graph, schedule, simulation, std::nullopt, ChartStyle::of_terminal());
   return status;
 }
 
@@ -141,6 +152,8 @@ ExitStatus run_compare(const Arguments& arguments) {
   Json rows = Json::array();
   std::vector<std::string> refusals;
   std::string text = headline(problem);
+  std::optional<Progress> progress("planning");
+  size_t planned = 0;
   for (const std::string& budget : arguments.budgets) {
     const PlanRequest request{parse_budget(budget, problem.base_peak_bytes), limits_of(arguments)};
     std::vector<std::vector<std::string>> lines = {{"planner", "status", "peak", "", "time", "", "planned in"}};
@@ -153,9 +166,11 @@ ExitStatus run_compare(const Arguments& arguments) {
       } catch (const NotApplicable& refusal) {
         refusals.emplace_back(refusal.what());
       }
+      progress->report(++planned, arguments.budgets.size() * planners().size());
     }
     text += "\nbudget " + budget + " = " + format_bytes(*request.budget_bytes) + "\n" + table(lines, 2);
   }
+  progress.reset();
   if (!refusals.empty()) text += std::string("\nnot for this ") + (problem.chain ? "chain" : "graph") + ":\n";
   for (const std::string& refusal : refusals) text += "  " + refusal + "\n";
   if (arguments.json) text = Json{{"graph", problem.graph.name()}, {"rows", std::move(rows)}}.dump() + "\n";
@@ -166,8 +181,10 @@ ExitStatus run_compare(const Arguments& arguments) {
 ExitStatus run_curve(const Arguments& arguments) {
   const Planner& planner = get_planner(arguments.planner);
   const Problem problem = load_problem(arguments);
-  const std::vector<CurvePoint> points =
-      plan_curve(planner, problem, arguments.points, {std::nullopt, limits_of(arguments)}, arguments.options);
+  const std::vector<CurvePoint> points = [&] {
+    const Progress progress("planning");
+    return plan_curve(planner, problem, arguments.points, {std::nullopt, limits_of(arguments)}, arguments.options);
+  }();
   if (arguments.json) {
     Json json{{"graph", problem.graph.name()}, {"planner", planner.name}, {"points", Json::array()}};
     for (const CurvePoint& point : points)

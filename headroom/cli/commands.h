@@ -15,6 +15,7 @@ struct Arguments : PlanArguments {
   std::vector<std::string> budgets;
   int points = 20;
   bool json = false;
+  bool chart = true;
   std::optional<std::string> out;
   std::optional<std::string> trace;
   std::optional<std::string> measured;

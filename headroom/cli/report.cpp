@@ -2,6 +2,7 @@
 
 #include "headroom/cli/commands.h"
 #include "headroom/cli/print.h"
+#include "headroom/cli/progress.h"
 #include "headroom/core/quote.h"
 #include "headroom/io/file.h"
 #include "headroom/io/read.h"
@@ -64,6 +65,7 @@ ExitStatus run_report(const Arguments& arguments) {
   if (problem.chain) input.modules = chain_modules(*problem.chain);
   if (arguments.measured) read_measurement(*arguments.measured, input);
   make_report_page("");  // Where there is no page, that is known before planning.
+  const Progress progress("planning for comparison");
   input.fronts = make_report_fronts(problem, limits_of(arguments));
   write_file_atomically(*arguments.out, make_report_page(write_report_data(input)));
   return kDone;

@@ -13,7 +13,7 @@
 #include <limits>
 #include <random>
 
-#include "headroom/cli/train_progress.h"
+#include "headroom/cli/progress.h"
 #include "headroom/cli/train_report.h"
 #include "headroom/core/quote.h"
 #include "headroom/io/file.h"
