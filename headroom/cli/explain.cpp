@@ -141,7 +141,8 @@ int64_t budget_step_bytes(int64_t base_peak_bytes) {
 
 /// What `auto` finds with as much memory, with more and with less.
 std::string explain_alternatives(const Subject& subject, const PlanLimits& limits) {
-  const auto& [problem, schedule, simulation] = subject;
+  const Problem& problem = subject.problem;
+  const Simulation& simulation = subject.simulation;
   const Planner& planner = get_planner("auto");
   const int64_t step_bytes = budget_step_bytes(problem.base_peak_bytes);
   const int64_t now_ns = simulation.time_ns;

@@ -23,7 +23,7 @@ export function formatNs(ns: number): string {
 
 /** The same without decimals that say nothing, for the marks of an axis `span` long. */
 export function axisNs(ns: number, span: number): string {
-  const [unit, size] = span < 5e3 ? ["ns", 1] : span < 5e6 ? ["us", 1e3] : span < 5e9 ? ["ms", 1e6] : ["s", 1e9];
+  const [unit, size] = span < 5e3 ? ["ns", 1] : span < 5e6 ? ["us", 1e3] : span < 1e9 ? ["ms", 1e6] : ["s", 1e9];
   return `${+(ns / (size as number)).toPrecision(6)} ${unit}`;
 }
 

@@ -28,8 +28,9 @@ export class MemoryChart {
     view.onChange((what) => {
       if (what === "theme") this.rebuild();
       if (what === "range") this.showRange();
-      if (what === "run") this.readOut();
-      this.placeMarker();
+      if (what !== "run") return;
+      this.readOut();
+      this.placeMarker(this.plot);
     });
     this.readOut();
   }
@@ -39,7 +40,6 @@ export class MemoryChart {
     this.plot.destroy();
     this.plot = this.makePlot();
     this.showRange();
-    this.placeMarker();
   }
 
   private makePlot(): uPlot {
@@ -86,7 +86,7 @@ export class MemoryChart {
       ],
       hooks: {
         drawClear: [(plot) => this.shade(plot)],
-        draw: [(plot) => this.drawBudget(plot)],
+        draw: [(plot) => this.drawBudget(plot), (plot) => this.placeMarker(plot)],
         setSelect: [(plot) => this.zoomToSelection(plot)],
       },
     };
@@ -113,7 +113,6 @@ export class MemoryChart {
     const { width, height } = this.size();
     if (width === this.plot.width && height === this.plot.height) return;
     this.plot.setSize({ width, height });
-    this.placeMarker();
   }
 
   private follow(plot: uPlot, event: PointerEvent): void {
@@ -144,9 +143,9 @@ export class MemoryChart {
     this.plot.setScale("x", { min: this.view.from, max: this.view.to });
   }
 
-  private placeMarker(): void {
-    const from = this.plot.valToPos(this.view.edges[this.view.run], "x");
-    const to = this.plot.valToPos(this.view.edges[this.view.run + 1], "x");
+  private placeMarker(plot: uPlot): void {
+    const from = plot.valToPos(this.view.edges[this.view.run], "x");
+    const to = plot.valToPos(this.view.edges[this.view.run + 1], "x");
     this.marker.style.left = `${from}px`;
     this.marker.style.width = `${Math.max(to - from, 1)}px`;
   }

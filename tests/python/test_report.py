@@ -350,6 +350,12 @@ def test_the_curve_is_where_it_should_be(unet_report: Path, read: Callable[..., 
         assert found == pytest.approx(data["runs"]["moment_bytes"][run], abs=2.5 * top / len(column))
 
 
+def assert_marked(reader: Reader, plot: dict[str, float], run: int, runs: int) -> None:
+    marker = reader.page.locator("#memory .marker").bounding_box()
+    assert marker["x"] == pytest.approx(plot["x"] + plot["width"] * run / runs, abs=1.5)
+    assert marker["width"] == pytest.approx(plot["width"] / runs, abs=1.5)
+
+
 def test_hover(unet_report: Path, read: Callable[..., Reader]) -> None:
     data = data_of(unet_report)
     reader = read(unet_report)
@@ -358,9 +364,11 @@ def test_hover(unet_report: Path, read: Callable[..., Reader]) -> None:
     assert data["runs"]["moment_bytes"][reader.run()] == peak
     box = reader.plot("#memory")
     runs = len(data["runs"]["op"])
+    assert_marked(reader, box, data["runs"]["moment_bytes"].index(peak), runs)
     for run in (0, 7, runs // 2, runs - 1):
         reader.page.mouse.move(box["x"] + box["width"] * (run + 0.5) / runs, box["y"] + 50)
         assert reader.run() == run
+        assert_marked(reader, box, run, runs)
         op = data["runs"]["op"][run]
         shown = reader.text("#memory-readout")
         assert data["ops"]["name"][op] in shown
