@@ -63,9 +63,10 @@ Json values_of(const Graph& graph) {
   return Json{{"name", std::move(name)}, {"bytes", std::move(bytes)}, {"resident", std::move(resident)}};
 }
 
-/// By step: the moment of store-all at the run that first makes what this step makes first; where it makes nothing new,
-/// that of the step before.
-std::vector<int64_t> store_all_moments(const Graph& graph, const Schedule& schedule) {
+/// By step: the moment of store-all at the run that makes what this step makes; where it is a rerun or a drop, that of the
+/// step before.
+std::vector<int64_t> store_all_moments(const Graph& graph, const Schedule& schedule,
+                                       const std::vector<uint8_t>& reruns) {
   const Schedule plain = store_all(graph);
   const Simulation simulation = simulate(graph, plain);
   constexpr int64_t kNone = -1;
@@ -77,11 +78,11 @@ std::vector<int64_t> store_all_moments(const Graph& graph, const Schedule& sched
   }
   std::vector<int64_t> moments;
   int64_t now = graph.resident_bytes();
-  for (const Step& step : schedule.steps) {
-    if (step.is_run()) {
+  for (size_t i = 0; i < schedule.steps.size(); ++i) {
+    const Step& step = schedule.steps[i];
+    if (step.is_run() && reruns[i] == 0) {
       int64_t largest = kNone;
-      for (const ValueId id : graph.op(step.op()).outputs)
-        largest = std::max(largest, std::exchange(moment_of_value[index(id)], kNone));
+      for (const ValueId id : graph.op(step.op()).outputs) largest = std::max(largest, moment_of_value[index(id)]);
       if (largest != kNone) now = largest;
     }
     moments.push_back(now);
@@ -92,7 +93,7 @@ std::vector<int64_t> store_all_moments(const Graph& graph, const Schedule& sched
 Json runs_of(const ReportInput& input, const Simulation& simulation) {
   const std::vector<Step>& steps = input.schedule.steps;
   const std::vector<uint8_t> reruns = find_reruns(input.graph, input.schedule);
-  const std::vector<int64_t> plain = store_all_moments(input.graph, input.schedule);
+  const std::vector<int64_t> plain = store_all_moments(input.graph, input.schedule, reruns);
   Json op = Json::array();
   Json step = Json::array();
   Json over = Json::array();

@@ -27,8 +27,13 @@ export function axisNs(ns: number, span: number): string {
   return `${+(ns / (size as number)).toPrecision(6)} ${unit}`;
 }
 
-export function axisBytes(bytes: number): string {
-  return formatBytes(bytes).replace(/\.?0+ (?=[KMGT])/, " ");
+/** A mark of an axis whose marks are `step` apart. */
+export function axisBytes(bytes: number, step: number): string {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  const unit = bytes < 1024 ? 0 : Math.min(units.length - 1, Math.floor(Math.log2(bytes) / 10));
+  const size = 1024 ** unit;
+  const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(step / size))));
+  return `${+(bytes / size).toFixed(digits)} ${units[unit]}`;
 }
 
 export function percent(part: number, whole: number, digits = 0): string {

@@ -77,7 +77,7 @@ export class FrontsChart {
         {
           ...axis,
           splits: () => evenSplits(left, right, Math.max(4, Math.floor(this.size().width / 120))),
-          values: (_, marks) => marks.map(axisBytes),
+          values: (_, marks) => marks.map((mark) => axisBytes(mark, marks.length > 1 ? marks[1] - marks[0] : mark)),
         },
         { ...axis, size: 76, values: (_, marks) => marks.map((mark) => axisNs(mark, top)) },
       ],

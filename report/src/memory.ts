@@ -76,7 +76,7 @@ export class MemoryChart {
               return Number.isInteger(mark) ? String(mark) : "";
             }),
         },
-        { ...axis, size: 76, splits: () => splitBytes(this.top()), values: (_, marks) => marks.map(axisBytes) },
+        { ...axis, size: 76, splits: () => splitBytes(this.top()), values: (_, marks) => marks.map((mark) => axisBytes(mark, marks[1])) },
       ],
       series: [
         {},

@@ -49,7 +49,7 @@ export function showFigures(report: Report): void {
   const measured = data.measured;
   const box = byId("figures");
   const figure = (id: string, label: string, value: string, note = ""): void => {
-    const made = element("div", "figure", element("div", "figure-label", label), element("div", "figure-value", value));
+    const made = element("div", "figure", element("div", "figure-label", label), element("div", value.length > 12 ? "figure-value long" : "figure-value", value));
     made.id = `figure-${id}`;
     if (note !== "") made.append(element("div", "figure-note", note));
     box.append(made);

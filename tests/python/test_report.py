@@ -131,6 +131,9 @@ def test_every_example(path: Path, report: Report, tmp_path: Path) -> None:
     for peak, time in (point for points in fronts.values() for point in points):
         assert time >= max((bound for bytes_, bound in data["fronts"]["bounds"] if bytes_ >= peak), default=0)
     assert_alive_adds_up(data)
+    plain = data["runs"]["store_all_bytes"]
+    assert max(plain) == data["store_all_peak_bytes"]
+    assert all(plain[run] == plain[run - 1] for run, again in enumerate(data["runs"]["again"]) if again)
 
 
 def assert_alive_adds_up(data: Any) -> None:
