@@ -11,7 +11,7 @@ TORCH_PREFIX := .venv/bin/python -W ignore -c 'import torch; print(torch.utils.c
 REPORT := build/report/template.html
 CPP_FILES := find headroom python tests benchmarks examples -name '*.h' -o -name '*.cpp'
 
-.PHONY: help build report train test demo bench lint format clean torch test-dev test-asan test-tsan
+.PHONY: help build report docs train test demo bench lint format clean torch test-dev test-asan test-tsan
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -75,6 +75,10 @@ format:  ## format C++ and Python files
 	tools/setup.sh test
 	$(CPP_FILES) | xargs clang-format-14 -i
 	.venv/bin/ruff format .
+
+docs:  ## make the documentation's site, build/site/index.html
+	tools/setup.sh docs
+	.venv/bin/python -m mkdocs build --strict --quiet
 
 torch:  ## install PyTorch into .venv (TORCH=VERSION for another than 2.13.0)
 	tools/setup.sh torch
