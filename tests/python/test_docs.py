@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from headroom_command import ROOT, headroom
 from test_report import REQUIRED
+from transcripts import PAGES, run, transcripts, without_solve_time
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 SOURCES = [path for folder in ("headroom", "report") for path in (ROOT / folder).rglob("*.cpp")]
-# Their transcripts are of training and of benchmarks, with times that no test can repeat.
-MEASURED = {"training.md", "runtime.md", "planning.md"}
 
 
 def blocks_of(path: Path, language: str) -> Iterator[str]:
@@ -28,33 +27,18 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT / "docs"))
 
 
-def without_solve_time(text: str) -> list[str]:
-    return [re.sub(r"\s+[\d.]+ ms$", "", line).rstrip() for line in text.rstrip().splitlines()]
-
-
-def run_command(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """With files that it names without a folder in `folder`."""
-    words = shlex.split(command)
-    assert words[0] == "build/headroom", command
-    files = [str(folder / word) if re.fullmatch(r"[\w-]+\.(json|html)", word) else word for word in words[1:]]
-    return headroom(*(str(ROOT / word) if word.startswith(("examples/", "tests/")) else word for word in files))
-
-
-def transcripts(path: Path) -> list[tuple[str, str]]:
-    found = []
-    for block in blocks_of(path, ""):
-        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, _, shown = part.partition("\n")
-            found.append((command, shown))
-    return found
-
-
-@pytest.mark.parametrize("path", [path for path in DOCS if transcripts(path) and path.name not in MEASURED], ids=name)
+@pytest.mark.parametrize("path", [path for path in PAGES if transcripts(path)], ids=lambda path: path.name)
 def test_commands_print_what_is_shown(path: Path, tmp_path: Path) -> None:
+    """The blocks of a page run in order: the plan that one writes another explains."""
     for command, shown in transcripts(path):
-        done = run_command(command, tmp_path)
+        done = run(command, tmp_path)
         assert done.returncode == 0, done.stderr
-        assert without_solve_time(done.stdout) == without_solve_time(shown), command
+        assert without_solve_time(done.stdout) == without_solve_time(shown), f"{command}: see tools/transcripts.py"
+
+
+def test_transcripts_are_found() -> None:
+    assert len(transcripts(ROOT / "README.md")) >= 3
+    assert sum(len(transcripts(path)) for path in PAGES) >= 15
 
 
 @pytest.mark.parametrize("path", [path for path in DOCS if list(blocks_of(path, "sh"))], ids=name)
@@ -62,7 +46,7 @@ def test_commands_work(path: Path, tmp_path: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     options = (ROOT / "headroom" / "cli" / "train_main.cpp").read_text()
     for command, _ in transcripts(path):  # What the others read.
-        run_command(command, tmp_path)
+        run(command, tmp_path)
     for line in (line for block in blocks_of(path, "sh") for line in block.splitlines()):
         words = shlex.split(line, comments=True)
         if words[0] == "make":
@@ -70,7 +54,7 @@ def test_commands_work(path: Path, tmp_path: Path) -> None:
         elif words[0] == "build/headroom-train":
             assert all(f'"{word}"' in options for word in words if word.startswith("--"))
         else:
-            done = run_command(shlex.join(words), tmp_path)
+            done = run(shlex.join(words), tmp_path)
             if "without the report page" in done.stderr and not REQUIRED:
                 pytest.skip("headroom was built without the report page")
             assert done.returncode == 0, done.stderr
