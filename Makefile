@@ -78,7 +78,7 @@ format:  ## format C++ and Python files
 
 docs:  ## make the documentation's site, build/site/index.html
 	tools/setup.sh docs
-	.venv/bin/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
 
 torch:  ## install PyTorch into .venv (TORCH=VERSION for another than 2.13.0)
 	tools/setup.sh torch
