@@ -684,19 +684,29 @@ def large_plan(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return graph, steps
 
 
+def when(reader: Reader, event: str) -> float:
+    """Milliseconds from the beginning of loading."""
+    for _ in range(100):
+        found = reader.page.evaluate("name => performance.getEntriesByName(name).map(one => one.startTime)", event)
+        if found:
+            return found[0]
+        reader.page.wait_for_timeout(50)
+    raise TimeoutError(event)
+
+
 def test_twenty_thousand_steps(large_plan: tuple[Path, Path], report: Report, read: Callable[..., Reader]) -> None:
     page = report(*large_plan, "--budget", "0.5x")
     reader = read(page)
     # Another program may have the processor: the best of a few.
-    paints = []
+    paints: list[float] = []
+    drawn: list[float] = []
     for _ in range(4):
         reader.page.goto(reader.url)
         reader.page.wait_for_selector("html[data-ready]")
-        reader.page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
-        paints.append(
-            reader.page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"),
-        )
+        drawn.append(when(reader, "drawn"))
+        paints.append(when(reader, "first-contentful-paint"))
     assert min(paints) < FIRST_PAINT_MS, paints
+    assert min(drawn) < FIRST_PAINT_MS, drawn
     # And what a reader does is quick: the time of the page's own work for each key.
     slowest = reader.page.evaluate(
         """async () => {
