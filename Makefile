@@ -8,9 +8,10 @@ JOBS ?= $(shell nproc)
 # clang 14's sanitizers do not start on kernels that randomise addresses widely.
 SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 TORCH_PREFIX := .venv/bin/python -W ignore -c 'import torch; print(torch.utils.cmake_prefix_path)'
+REPORT := build/report/template.html
 CPP_FILES := find headroom python tests benchmarks examples -name '*.h' -o -name '*.cpp'
 
-.PHONY: help build train test demo bench lint format clean torch test-dev test-asan test-tsan
+.PHONY: help build report docs train test demo bench lint format clean torch test-dev test-asan test-tsan
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -19,6 +20,9 @@ build:  ## compile build/headroom
 	tools/setup.sh build
 	cmake --preset release
 	cmake --build --preset release --parallel $(JOBS) --target headroom
+
+report: $(REPORT)  ## compile build/headroom with the report page, which needs node
+	$(MAKE) build
 
 test: test-dev test-asan test-tsan lint  ## everything that must pass: tests, sanitizers, fuzzing, lint
 	@echo "make test: all passed"
@@ -37,7 +41,11 @@ bench:  ## compile and run the benchmarks
 	cmake --build --preset release --parallel $(JOBS)
 	for bench in build/benchmarks/*_bench; do $$bench; done
 
-test-dev:  ## the tests, built by g++
+$(REPORT): $(wildcard report/src/* report/*.json report/build.mjs)
+	tools/setup.sh report
+	cd report && npm ci --no-audit --no-fund && npm run check && npm run build
+
+test-dev: $(REPORT)  ## the tests, built by g++
 	tools/setup.sh test torch
 	cmake --preset dev
 	cmake --build --preset dev --parallel $(JOBS)
@@ -59,7 +67,7 @@ lint:  ## check formatting, C++ by clang-tidy, Python by ruff
 	tools/setup.sh test
 	cmake --preset asan
 	$(CPP_FILES) | xargs clang-format-14 --dry-run -Werror
-	find headroom/{core,io,plan,cli} -name '*.cpp' ! -path headroom/cli/train.cpp | sort | xargs -P $(JOBS) -n 1 clang-tidy-14 -p build/asan --quiet 2> >(grep -v 'warnings generated' >&2)
+	find headroom/{core,io,plan,report,cli} -name '*.cpp' ! -path headroom/cli/train.cpp | sort | xargs -P $(JOBS) -n 1 clang-tidy-14 -p build/asan --quiet 2> >(grep -v 'warnings generated' >&2)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 
@@ -67,6 +75,10 @@ format:  ## format C++ and Python files
 	tools/setup.sh test
 	$(CPP_FILES) | xargs clang-format-14 -i
 	.venv/bin/ruff format .
+
+docs:  ## make the documentation's site, build/site/index.html
+	tools/setup.sh docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
 
 torch:  ## install PyTorch into .venv (TORCH=VERSION for another than 2.13.0)
 	tools/setup.sh torch

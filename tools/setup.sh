@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the Makefile's targets need and is missing: tools/setup.sh COMPONENT...
 #   build  to compile headroom      bench  to compile its benchmarks
+#   report to bundle its page       docs   to make its site
 #   test   to run its tests         torch  PyTorch: 2.13.0, or what TORCH names (a version or a pip requirement),
 #                                          unless one can be imported already
 # Packages come from apt (as root; otherwise the command to run is printed), Python packages go into .venv.
@@ -13,9 +14,11 @@ packages_of() {
     build) echo g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev ;;
     bench) echo "$(packages_of build)" libbenchmark-dev ;;
     test) echo "$(packages_of bench)" libgtest-dev libgmock-dev \
-      clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev python3-venv ;;
+      clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev python3-venv chromium ;;
+    docs) echo python3-venv ;;
+    report) type node npm >/dev/null 2>&1 || echo nodejs npm ;; # not beside those of another origin
     torch) echo python3-venv python3-dev ;;
-    *) echo "setup.sh: no component '$1' (build, bench, test, torch)" >&2 && return 2 ;;
+    *) echo "setup.sh: no component '$1' (build, bench, docs, report, test, torch)" >&2 && return 2 ;;
   esac
 }
 
@@ -67,13 +70,13 @@ install_torch() {
   .venv/bin/python -c 'import torch; print("torch", torch.__version__)'
 }
 
-[ $# -gt 0 ] || { echo "usage: tools/setup.sh build|bench|test|torch ..." >&2 && exit 2; }
+[ $# -gt 0 ] || { echo "usage: tools/setup.sh build|bench|docs|report|test|torch ..." >&2 && exit 2; }
 for component in "$@"; do
   packages=$(packages_of "$component")
   # shellcheck disable=SC2086
   install_packages $packages
   case $component in
-    test) install_python_packages ;;
+    test | docs) install_python_packages ;;
     torch) install_torch ;;
   esac
 done

@@ -1,10 +1,11 @@
 #include "headroom/cli/commands.h"
 
 #include <algorithm>
-#include <cmath>
 #include <iostream>
 
+#include "headroom/cli/chart.h"
 #include "headroom/cli/print.h"
+#include "headroom/cli/progress.h"
 #include "headroom/core/quote.h"
 #include "headroom/core/simulate.h"
 #include "headroom/io/file.h"
@@ -13,24 +14,19 @@
 #include "headroom/io/size.h"
 
 namespace headroom::cli {
-namespace {
 
 Problem load_problem(const Arguments& arguments) {
   const std::variant<Graph, Chain> either = read_network(read_file(arguments.file), arguments.file);
   return std::visit([](const auto& one) { return make_problem(one); }, either);
 }
 
+namespace {
+
 std::string headline(const Problem& problem) {
   const std::string size = problem.chain ? "chain of " + std::to_string(problem.chain->length()) + " stages"
                                          : "graph of " + std::to_string(problem.graph.ops().size()) + " ops";
   return quote(problem.graph.name()) + ", " + size + "; store-all: peak " + format_bytes(problem.base_peak_bytes) +
          ", " + format_ns(problem.base_time_ns) + "\n";
-}
-
-std::string share(int64_t part, int64_t whole) {
-  if (whole == 0) return "";
-  const long long percent = std::llround(100.0 * static_cast<double>(part) / static_cast<double>(whole));
-  return std::to_string(percent) + " %";
 }
 
 std::string joined(const std::vector<int>& numbers) {
@@ -90,7 +86,10 @@ ExitStatus run_plan(const Arguments& arguments) {
   const Problem problem = load_problem(arguments);
   PlanRequest request{std::nullopt, limits_of(arguments)};
   if (arguments.budget) request.budget_bytes = parse_budget(*arguments.budget, problem.base_peak_bytes);
-  const Plan plan = make_plan(planner, problem, request, arguments.options);
+  const Plan plan = [&] {
+    const Progress progress("planning");
+    return make_plan(planner, problem, request, arguments.options);
+  }();
   if (plan.result.schedule && arguments.out)
     write_file_atomically(*arguments.out, write_json(problem.graph, *plan.result.schedule));
   if (arguments.json) {
@@ -98,6 +97,10 @@ ExitStatus run_plan(const Arguments& arguments) {
     return kDone;
   }
   print_plan(problem, plan);
+  if (plan.result.schedule && arguments.chart)
+    std::cout << "\n"
+              << memory_chart(problem.graph, *plan.result.schedule, simulate(problem.graph, *plan.result.schedule),
+                              plan.budget_bytes, ChartStyle::of_terminal());
   return plan.result.schedule ? kDone : kNoPlan;
 }
 
@@ -139,6 +142,8 @@ ExitStatus run_simulate(const Arguments& arguments) {
   std::cout << ", time " << format_ns(simulation.time_ns) << "\nalive at the peak:";
   for (const std::string& name : alive) std::cout << " " << quote(name);
   std::cout << "\n";
+  if (arguments.chart)
+    std::cout << "\n" << memory_chart(graph, schedule, simulation, std::nullopt, ChartStyle::of_terminal());
   return status;
 }
 
@@ -147,6 +152,8 @@ ExitStatus run_compare(const Arguments& arguments) {
   Json rows = Json::array();
   std::vector<std::string> refusals;
   std::string text = headline(problem);
+  std::optional<Progress> progress("planning");
+  size_t planned = 0;
   for (const std::string& budget : arguments.budgets) {
     const PlanRequest request{parse_budget(budget, problem.base_peak_bytes), limits_of(arguments)};
     std::vector<std::vector<std::string>> lines = {{"planner", "status", "peak", "", "time", "", "planned in"}};
@@ -159,9 +166,11 @@ ExitStatus run_compare(const Arguments& arguments) {
       } catch (const NotApplicable& refusal) {
         refusals.emplace_back(refusal.what());
       }
+      progress->report(++planned, arguments.budgets.size() * planners().size());
     }
     text += "\nbudget " + budget + " = " + format_bytes(*request.budget_bytes) + "\n" + table(lines, 2);
   }
+  progress.reset();
   if (!refusals.empty()) text += std::string("\nnot for this ") + (problem.chain ? "chain" : "graph") + ":\n";
   for (const std::string& refusal : refusals) text += "  " + refusal + "\n";
   if (arguments.json) text = Json{{"graph", problem.graph.name()}, {"rows", std::move(rows)}}.dump() + "\n";
@@ -172,8 +181,10 @@ ExitStatus run_compare(const Arguments& arguments) {
 ExitStatus run_curve(const Arguments& arguments) {
   const Planner& planner = get_planner(arguments.planner);
   const Problem problem = load_problem(arguments);
-  const std::vector<CurvePoint> points =
-      plan_curve(planner, problem, arguments.points, {std::nullopt, limits_of(arguments)}, arguments.options);
+  const std::vector<CurvePoint> points = [&] {
+    const Progress progress("planning");
+    return plan_curve(planner, problem, arguments.points, {std::nullopt, limits_of(arguments)}, arguments.options);
+  }();
   if (arguments.json) {
     Json json{{"graph", problem.graph.name()}, {"planner", planner.name}, {"points", Json::array()}};
     for (const CurvePoint& point : points)
@@ -208,95 +219,6 @@ ExitStatus run_planners(const Arguments& arguments) {
     rows.push_back({std::string(planner.name), planner.takes_graphs ? "chains, graphs" : "chains",
                     planner.minimises == Minimises::kTime ? "time" : "peak", std::string(planner.source)});
   std::cout << table(rows, 4);
-  return kDone;
-}
-
-namespace {
-
-struct Named {
-  int64_t amount;
-  std::string name;
-};
-
-/// "'a' (1.00 GiB), 'b' (3 B) and 5 more", largest first. Sorts the items.
-template <typename Format>
-std::string largest(std::vector<Named>& items, Format format) {
-  constexpr size_t kShown = 6;
-  std::ranges::stable_sort(items, std::greater<>(), &Named::amount);
-  std::string text;
-  for (size_t i = 0; i < std::min(items.size(), kShown); ++i)
-    text += (i == 0 ? "" : ", ") + quote(items[i].name) + " (" + format(items[i].amount) + ")";
-  if (items.size() > kShown) text += " and " + std::to_string(items.size() - kShown) + " more";
-  return items.empty() ? "nothing" : text;
-}
-
-}  // namespace
-
-ExitStatus run_explain(const Arguments& arguments) {
-  const Problem problem = load_problem(arguments);
-  const Graph& graph = problem.graph;
-  const Schedule schedule = read_schedule(read_file(arguments.schedule_file), arguments.schedule_file, graph);
-  const Simulation simulation = simulate(graph, schedule);
-  if (simulation.error) {
-    std::cout << "The schedule is invalid at step " << simulation.error->step << ": " << simulation.error->message
-              << ".\n";
-    return kNoPlan;
-  }
-  std::cout << "This schedule of " << quote(graph.name()) << " has " << schedule.steps.size() << " steps. Its peak is "
-            << format_bytes(simulation.peak_bytes) << ", " << share(simulation.peak_bytes, problem.base_peak_bytes)
-            << " of the " << format_bytes(problem.base_peak_bytes) << " of plain training, and it takes "
-            << format_ns(simulation.time_ns) << " " << change(simulation.time_ns, problem.base_time_ns) << ".\n";
-
-  // Groups of alternatives matter less here than ops: a stage run plainly and later recorded ran twice.
-  std::vector<uint8_t> written(graph.values().size(), 0);
-  std::vector<int64_t> again_ns(graph.ops().size(), 0);
-  int64_t reruns = 0;
-  std::optional<size_t> first_backward;
-  for (size_t i = 0; i < schedule.steps.size(); ++i) {
-    if (!schedule.steps[i].is_run()) continue;
-    const OpId id = schedule.steps[i].op();
-    const Op& op = graph.op(id);
-    if (op.phase == Phase::kBackward && !first_backward) first_backward = i;
-    const bool again = std::ranges::any_of(op.outputs, [&](ValueId out) { return written[index(out)] != 0; });
-    for (const ValueId out : op.outputs) written[index(out)] = 1;
-    if (!again) continue;
-    ++reruns;
-    again_ns[index(id)] += op.time_ns;
-  }
-  if (first_backward) {
-    std::vector<Named> kept;
-    int64_t kept_bytes = 0;
-    for (const ValueId id : alive_during(graph, schedule, *first_backward)) {
-      const Value& value = graph.value(id);
-      const std::vector<ValueId>& made = graph.op(schedule.steps[*first_backward].op()).outputs;
-      if (value.resident || std::ranges::find(made, id) != made.end()) continue;
-      kept.push_back({value.bytes, value.name});
-      kept_bytes += value.bytes;
-    }
-    std::cout << "When backward begins it has kept " << kept.size() << " values of forward, "
-              << format_bytes(kept_bytes) << " in all: " << largest(kept, format_bytes) << ".\n";
-  }
-  std::vector<Named> recomputed;
-  int64_t recomputed_ns = 0;
-  for (size_t i = 0; i < again_ns.size(); ++i) {
-    if (again_ns[i] == 0) continue;
-    recomputed.push_back({again_ns[i], graph.ops()[i].name});
-    recomputed_ns += again_ns[i];
-  }
-  if (reruns == 0) {
-    std::cout << "Nothing is computed twice.\n";
-  } else {
-    std::cout << reruns << " runs compute again what was there before, for " << format_ns(recomputed_ns) << ", "
-              << share(recomputed_ns, simulation.time_ns) << " of the time: " << largest(recomputed, format_ns)
-              << ".\n";
-  }
-  if (!simulation.peak_step) return kDone;
-  std::vector<Named> alive;
-  for (const ValueId id : alive_during(graph, schedule, *simulation.peak_step))
-    alive.push_back({graph.value(id).bytes, graph.value(id).name});
-  std::cout << "The peak is at step " << *simulation.peak_step << ", "
-            << describe(graph, schedule.steps[*simulation.peak_step]) << ", with " << alive.size()
-            << " values in memory: " << largest(alive, format_bytes) << ".\n";
   return kDone;
 }
 

@@ -15,9 +15,15 @@ struct Arguments : PlanArguments {
   std::vector<std::string> budgets;
   int points = 20;
   bool json = false;
+  bool chart = true;
   std::optional<std::string> out;
   std::optional<std::string> trace;
+  std::optional<std::string> measured;
+  std::optional<std::string> named_planner;  ///< of a schedule given
 };
+
+/// The graph or chain of the file. Throws InvalidInput.
+Problem load_problem(const Arguments& arguments);
 
 /// The calls of docs/formats.md: results on standard output. Throw InvalidInput for bad input.
 ExitStatus run_plan(const Arguments& arguments);
@@ -26,5 +32,6 @@ ExitStatus run_compare(const Arguments& arguments);
 ExitStatus run_curve(const Arguments& arguments);
 ExitStatus run_planners(const Arguments& arguments);
 ExitStatus run_explain(const Arguments& arguments);
+ExitStatus run_report(const Arguments& arguments);
 
 }  // namespace headroom::cli

@@ -29,6 +29,10 @@ void define(CLI::App& app, Arguments& arguments, Run& run) {
     command->add_flag("--json", arguments.json, "print JSON instead of text");
   };
 
+  const auto draws_chart = [&](CLI::App* command) {
+    command->add_flag("!--no-chart", arguments.chart, "print no chart of the memory");
+  };
+
   CLI::App* plan = call("plan", "plan a graph or chain", run_plan);
   takes_file(plan);
   plan->add_option("--planner", arguments.planner, "one of `headroom planners` (auto)");
@@ -36,12 +40,14 @@ void define(CLI::App& app, Arguments& arguments, Run& run) {
   add_planner_options(*plan, arguments);
   add_limits(*plan, arguments);
   prints_json(plan);
+  draws_chart(plan);
   plan->add_option("--out", arguments.out, "write the schedule here");
 
   CLI::App* simulate = call("simulate", "peak, time and memory at every step of a schedule", run_simulate);
   takes_file(simulate);
   takes_schedule(simulate);
   prints_json(simulate);
+  draws_chart(simulate);
   simulate->add_option("--trace", arguments.trace, "write a Chrome/Perfetto trace here");
 
   CLI::App* compare = call("compare", "every planner that applies, side by side", run_compare);
@@ -67,6 +73,16 @@ void define(CLI::App& app, Arguments& arguments, Run& run) {
   CLI::App* explain = call("explain", "a schedule in sentences", run_explain);
   takes_file(explain);
   takes_schedule(explain);
+  add_limits(*explain, arguments);
+
+  CLI::App* report = call("report", "a page that shows a schedule", run_report);
+  takes_file(report);
+  takes_schedule(report);
+  report->add_option("--out", arguments.out, "write the page here, one HTML file")->required();
+  report->add_option("--budget", arguments.budget, "the budget that it was planned for");
+  report->add_option("--planner", arguments.named_planner, "the planner that made the schedule");
+  report->add_option("--measured", arguments.measured, "what was measured: a trace of `headroom-train --trace`");
+  add_limits(*report, arguments);
 }
 
 int run_command(int argc, const char* const* argv) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 
 #include "headroom/core/quote.h"
@@ -41,6 +42,12 @@ std::string change(int64_t amount, int64_t base) {
   const double percent = 100.0 * (static_cast<double>(amount) / static_cast<double>(base) - 1.0);
   std::snprintf(text.data(), text.size(), "(%+.1f %%)", percent);
   return text.data();
+}
+
+std::string share(int64_t part, int64_t whole) {
+  if (whole == 0) return "";
+  const long long percent = std::llround(100.0 * static_cast<double>(part) / static_cast<double>(whole));
+  return std::to_string(percent) + " %";
 }
 
 std::string table(const std::vector<std::vector<std::string>>& rows, size_t left_columns) {

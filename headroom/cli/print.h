@@ -18,6 +18,9 @@ Json to_json(const Plan& plan);
 /// "(+12.5 %)", from `base` to `amount`; empty where base is 0.
 std::string change(int64_t amount, int64_t base);
 
+/// "60 %", of `whole`; empty where that is 0.
+std::string share(int64_t part, int64_t whole);
+
 /// Rows as lines, cells padded to their column's width: the first `left_columns` to the left, the others to the right.
 std::string table(const std::vector<std::vector<std::string>>& rows, size_t left_columns);
 

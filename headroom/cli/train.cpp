@@ -13,13 +13,15 @@
 #include <limits>
 #include <random>
 
-#include "headroom/cli/train_progress.h"
+#include "headroom/cli/chart.h"
+#include "headroom/cli/progress.h"
 #include "headroom/cli/train_report.h"
 #include "headroom/core/quote.h"
 #include "headroom/io/file.h"
 #include "headroom/io/json.h"
 #include "headroom/io/size.h"
 #include "headroom/plan/checkpoints.h"
+#include "headroom/report/page.h"
 #include "headroom/runtime/join.h"
 #include "headroom/runtime/kernels.h"
 #include "headroom/runtime/meter.h"
@@ -351,8 +353,22 @@ void describe(TrainReport& report, const MeasuredStep& measured) {
   report.store_all_time_ns = store_all_step.time_ns;
 }
 
+void write_report(const TrainArguments& arguments, const TrainReport& report, const Graph& graph,
+                  const Schedule& schedule, const std::vector<std::string>& nodes, const MeasuredMemory& memory) {
+  const Progress progress("planning for comparison");
+  ReportInput input{graph, schedule};
+  input.budget_bytes = report.budget_bytes;
+  input.planner = report.planner.value_or("given checkpoints");
+  input.status = report.status;
+  input.modules = nodes;
+  input.measured = report_measurement(report, schedule, memory);
+  input.fronts = make_report_fronts(make_problem(graph), limits_of(arguments));
+  write_file_atomically(*arguments.report_file, make_report_page(write_report_data(input)));
+}
+
 ExitStatus train(const TrainArguments& arguments) {
   get_planner(arguments.planner);  // What can be refused at once is.
+  if (arguments.report_file) make_report_page("");
   if (arguments.budget) parse_budget(*arguments.budget, 0);
   Meter meter(torch::Device(arguments.device));  // Before the first tensor, to see them all.
   const ZooOptions options = zoo_options(arguments);
@@ -386,12 +402,17 @@ ExitStatus train(const TrainArguments& arguments) {
   if (arguments.schedule_file) write_file_atomically(*arguments.schedule_file, write_json(graph, step.schedule()));
 
   MeasuredMemory memory;
-  Comparison(arguments, network, meter, report).run(step, batches, arguments.trace_file ? &memory : nullptr);
+  const bool measures_memory = arguments.trace_file || arguments.report_file;
+  Comparison(arguments, network, meter, report).run(step, batches, measures_memory ? &memory : nullptr);
   if (arguments.trace_file)
     write_file_atomically(
         *arguments.trace_file,
         train_trace(graph, step.schedule(), prediction, nodes_of_ops(measured), memory).dump() + "\n");
+  if (arguments.report_file) write_report(arguments, report, graph, step.schedule(), nodes_of_ops(measured), memory);
   std::cout << (arguments.json ? to_json(report).dump() + "\n" : to_text(report));
+  if (!arguments.json && arguments.chart)
+    std::cout << "\n"
+              << memory_chart(graph, step.schedule(), prediction, report.budget_bytes, ChartStyle::of_terminal());
   if (!report.budget_bytes || report.planned.peak_bytes <= *report.budget_bytes) return kDone;
   std::cout.flush();
   complain(kTrainProgram,

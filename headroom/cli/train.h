@@ -32,9 +32,11 @@ struct TrainArguments : PlanArguments {
   double learning_rate = 0.01;
   bool plain = true;
   std::optional<std::string> trace_file;
+  std::optional<std::string> report_file;
   std::optional<std::string> graph_file;
   std::optional<std::string> schedule_file;
   bool json = false;
+  bool chart = true;
 };
 
 /// Measures, plans and trains a network of the zoo as docs/training.md says; the result is on standard output. kNoPlan,

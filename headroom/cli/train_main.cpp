@@ -43,9 +43,11 @@ void define(CLI::App& app, TrainArguments& arguments) {
   app.add_option("--seed", arguments.seed, "of weights, batches and dropout (0)");
   app.add_flag("!--no-plain", arguments.plain, "do not train plainly for comparison");
   app.add_option("--trace", arguments.trace_file, "write predicted and measured memory here, as a Perfetto trace");
+  app.add_option("--report", arguments.report_file, "write a page that shows all of it here, one HTML file");
   app.add_option("--out-graph", arguments.graph_file, "write the measured chain or graph here");
   app.add_option("--out-schedule", arguments.schedule_file, "write the schedule here");
   app.add_flag("--json", arguments.json, "print JSON instead of text");
+  app.add_flag("!--no-chart", arguments.chart, "print no chart of the memory");
 }
 
 int run_command(int argc, const char* const* argv) {

@@ -160,6 +160,27 @@ std::string to_text(const TrainReport& report) {
          ", torch " + report.torch_version + "\n" + table(rows, 2);
 }
 
+ReportMeasurement report_measurement(const TrainReport& report, const Schedule& schedule,
+                                     const MeasuredMemory& measured) {
+  ReportMeasurement result;
+  for (size_t i = 0; i < schedule.steps.size(); ++i) {
+    if (schedule.steps[i].is_run()) {
+      result.moment_bytes.push_back(measured.moment_bytes[i]);
+      result.after_bytes.push_back(measured.after_bytes[i]);
+    } else if (!result.after_bytes.empty()) {
+      result.after_bytes.back() = measured.after_bytes[i];
+    }
+  }
+  result.peak_bytes = report.planned.peak_bytes;
+  result.step_ns = report.planned.median_ns();
+  if (report.plain) {
+    result.plain_step_ns = report.plain->median_ns();
+    result.plain_peak_bytes = report.plain->peak_bytes;
+    result.identical_to_plain = report.differences.identical;
+  }
+  return result;
+}
+
 Json train_trace(const Graph& graph, const Schedule& schedule, const Simulation& simulation,
                  const std::vector<std::string>& nodes, const MeasuredMemory& measured) {
   GraphSpec named = graph.spec();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "headroom/cli/print.h"
+#include "headroom/report/data.h"
 
 namespace headroom::cli {
 
@@ -66,6 +67,10 @@ struct MeasuredMemory {
   std::vector<int64_t> moment_bytes;
   std::vector<int64_t> after_bytes;
 };
+
+/// What was measured, as the report page shows it: by run of the schedule.
+ReportMeasurement report_measurement(const TrainReport& report, const Schedule& schedule,
+                                     const MeasuredMemory& measured);
 
 /// chrome_trace() with measured memory as a second counter and, under "steps", both by run: the memory during it and
 /// after the drops that follow it. `nodes` are the names of the nodes that ops run. `simulation` must be in the bytes

@@ -39,10 +39,16 @@ BUDGETS = {
 Arguments = str | Path
 
 
-def headroom(*arguments: Arguments) -> subprocess.CompletedProcess[str]:
+def headroom(*arguments: Arguments, locale: str = "C.UTF-8") -> subprocess.CompletedProcess[str]:
     command = [os.environ.get("HEADROOM_BIN", str(ROOT / "build" / "headroom")), *map(str, arguments)]
     return subprocess.run(
-        command, check=False, capture_output=True, encoding="utf-8", stdin=subprocess.DEVNULL, timeout=120
+        command,
+        check=False,
+        capture_output=True,
+        encoding="utf-8",
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+        env={**os.environ, "LC_ALL": locale},
     )
 
 

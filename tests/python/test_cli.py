@@ -421,7 +421,9 @@ def test_bad_usage(arguments: list[str | Path]) -> None:
     assert done.stderr
 
 
-@pytest.mark.parametrize("command", [[], ["plan"], ["simulate"], ["compare"], ["curve"], ["planners"], ["explain"]])
+@pytest.mark.parametrize(
+    "command", [[], ["plan"], ["simulate"], ["compare"], ["curve"], ["planners"], ["explain"], ["report"]]
+)
 def test_help(command: list[str]) -> None:
     done = headroom(*command, "--help")
     assert done.returncode == 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from headroom_command import ROOT, Arguments, assert_refused, result_of
+from test_report import REQUIRED, data_of
 
 TRAIN = os.environ.get("HEADROOM_TRAIN_BIN", "")
 pytestmark = pytest.mark.skipif(TRAIN == "", reason="headroom-train was not built")
@@ -140,6 +141,29 @@ def test_a_vgg_with_checkpoints_at_every_moment(tmp_path: Path) -> None:
     assert_trace(trace, found)
 
 
+def test_report_of_a_vgg_with_its_measurement(tmp_path: Path) -> None:
+    page, trace = tmp_path / "vgg19.html", tmp_path / "trace.json"
+    vgg19 = ["vgg19", "--batch", "2", "--image", "32", "--steps", "1", "--checkpoints", "3,11,24"]
+    done = train(*vgg19, "--report", page, "--trace", trace, "--json")
+    if "without the report page" in done.stderr and not REQUIRED:
+        pytest.skip("headroom-train was built without the report page")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    data = data_of(page)
+    steps = assert_trace(trace, found)
+    assert data["peak_bytes"] == found["predicted_peak_bytes"]
+    assert data["store_all_peak_bytes"] == found["store_all_peak_bytes"]
+    assert data["measured"]["peak_bytes"] == found["measured_peak_bytes"]
+    assert data["measured"]["moment_bytes"] == [step["measured_moment_bytes"] for step in steps]
+    assert data["measured"]["after_bytes"] == [step["measured_after_bytes"] for step in steps]
+    assert data["measured"]["step_ns"] == found["planned"]["step_ns"]
+    assert data["measured"]["plain_step_ns"] == found["plain"]["step_ns"]
+    assert data["measured"]["identical_to_plain"] is True
+    assert [data["ops"]["module"][op] for op in data["runs"]["op"]] == [step["node"] for step in steps]
+    assert data["planner"] == "given checkpoints"
+    assert {"sqrt", "peak-linear", "chain", "auto"} <= {front["planner"] for front in data["fronts"]["planners"]}
+
+
 def assert_trace(path: Path, found: Any) -> Any:
     trace = json.loads(path.read_text())
     events = trace["traceEvents"]
@@ -173,11 +197,18 @@ def test_without_plain_training() -> None:
     assert "plain training  not run" in train(*GPT, "--no-plain").stdout
 
 
+def test_chart() -> None:
+    shown = train(*GPT, "--budget", "0.7x").stdout
+    assert "backward" in shown.splitlines()[-1]
+    assert "budget" in shown.splitlines()[-1]
+    assert "backward" not in train(*GPT, "--budget", "0.7x", "--no-chart").stdout
+
+
 def test_text_output() -> None:
     done = train(*GPT, "--budget", "0.6x")
     assert done.returncode == 0
     assert done.stderr == ""
-    rows = dict(line.split("  ", 1) for line in done.stdout.splitlines()[1:])
+    rows = dict(line.split("  ", 1) for line in done.stdout.split("\n\n")[0].splitlines()[1:])
     assert re.search(r"prediction [+-]0\.\d\d %", rows["measured peak"])
     assert rows["gradients"].strip() == "largest difference 0 (bit-identical)"
     assert rows["plain losses"].split() == rows["planned losses"].split()
