@@ -155,7 +155,7 @@ def test_progress_is_for_terminals_only(tmp_path: Path) -> None:
             "output_bytes": 1000 + numbers.randrange(1000),
             "tape_bytes": 3000 + numbers.randrange(1000),
         }
-        for i in range(500)
+        for i in range(1000)
     ]
     document = {"format": "headroom.chain/1", "name": "long", "input_bytes": 1, "stages": stages}
     chain = write(tmp_path / "long.json", document)
