@@ -1,4 +1,4 @@
-"""What the backend itself costs: plain PyTorch, backend aot_eager, and ours with nothing recomputed, step by step in turn.
+"""What the backend itself costs: plain PyTorch, backend aot_eager, and ours with nothing recomputed, in turn.
 
 Usage: compile_bench.py [--turns N] [--device cpu|cuda]. Ratios are medians over turns; CPU times of the process on CPU.
 """

@@ -23,7 +23,9 @@ export PYTHONUNBUFFERED=1
 $curve --turns 1 eager:1x inductor:0.9x >/dev/null 2>&1
 for point in $torch compile+checkpoint $ours; do
   case $point in *1x) ;; *) $curve --turns 1 "$point" >/dev/null 2>&1 & ;; esac
+  # Inductor starts workers of its own.
+  if [ "$(jobs -r | wc -l)" -ge 4 ]; then wait -n || true; fi
 done
 wait
 # shellcheck disable=SC2086
-$curve plain aot checkpoint $eager $torch compile+checkpoint $ours 2>&1 | grep "^$model "
+$curve plain aot checkpoint $eager $torch compile+checkpoint $ours 2>&1 | grep --line-buffered "^$model "

@@ -7,6 +7,8 @@
 #include "headroom/io/json.h"
 #include "headroom/io/size.h"
 #include "headroom/plan/planners.h"
+#include "headroom/report/data.h"
+#include "headroom/report/page.h"
 #include "headroom/runtime/meter.h"
 #include "headroom/runtime/op_program.h"
 #include "sequential.h"
@@ -249,6 +251,22 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         for (const CurvePoint& point : plan_curve(get_planner(planner), problem, points, {}))
           curve.emplace_back(point.peak_bytes, point.time_ns);
         return curve;
+      },
+      py::call_guard<py::gil_scoped_release>());
+
+  module.def(
+      "make_report",
+      [](const Problem& problem, const Plan& plan, const std::string& planner, std::optional<int64_t> budget_bytes,
+         std::vector<std::string> modules, std::vector<std::string> sources) {
+        ReportInput input{problem.graph, plan.result.schedule.value()};
+        input.budget_bytes = budget_bytes;
+        input.planner = planner;
+        input.status = std::string(name_of(plan.result.status));
+        input.modules = std::move(modules);
+        input.sources = std::move(sources);
+        make_report_page("");  // Where there is no page, that is known before planning.
+        input.fronts = make_report_fronts(problem, {});
+        return make_report_page(write_report_data(input));
       },
       py::call_guard<py::gil_scoped_release>());
 

@@ -80,6 +80,14 @@ class Plan:
     smallest_budget_bytes: int
 
 def make_plan(problem: Problem, planner: str, budget_bytes: int | None, max_states: int) -> Plan: ...
+def make_report(
+    problem: Problem,
+    plan: Plan,
+    planner: str,
+    budget_bytes: int | None,
+    modules: Sequence[str],
+    sources: Sequence[str],
+) -> str: ...
 def plan_curve(problem: Problem, planner: str, points: int) -> list[tuple[int, int]]: ...
 
 class OpProgram:

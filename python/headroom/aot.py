@@ -96,6 +96,7 @@ class Planned:
     """A plan that steps run by from now on. Bytes are what a step has at most beyond what is there before it."""
 
     predicted_bytes: int
+    budget_bytes: int
     time_ns: int
     plain_time_ns: int
     measured_bytes: int | None = None  # of a step tried beforehand
@@ -217,7 +218,8 @@ class Step:
             return self.plan(self.shape(rest).smallest_bytes(), rest, outside)[1]
         self.chosen[place] = Chosen(plan, op_step, rest, rest, plan.peak_bytes)
         if self.settings.on_plan is not None:
-            self.settings.on_plan(Planned(plan.peak_bytes - self.input_bytes(), plan.time_ns, plan.base_time_ns))
+            peak, inputs = plan.peak_bytes, self.input_bytes()
+            self.settings.on_plan(Planned(peak - inputs, budget - inputs, plan.time_ns, plan.base_time_ns))
         return op_step
 
     def input_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import html
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch import fx
 
 from headroom import _C
 from headroom.aot import BudgetError, Settings, Step, compile_graph, meter_of
-from headroom.capture import Rest, Unsupported
+from headroom.capture import Rest, Unsupported, module_of, source_of
 
 __all__ = ["MemoryPlan", "compile", "max_batch", "plan"]
 
@@ -120,6 +121,30 @@ class MemoryPlan:
         with open(schedule, "w") as file:
             file.write(self._plan.schedule.to_json(shape.graph))
 
+    def page(self) -> str:
+        """The report page: one HTML file that needs nothing else."""
+        shape = self._step.shape(Rest())
+        nodes = [self._step.captured.calls[call].node if call >= 0 else None for call in shape.call_of_op]
+        budget = None if self.budget is None else self.budget - self._outside
+        return _C.make_report(
+            shape.problem,
+            self._plan,
+            self.planner,
+            budget,
+            ["" if node is None else module_of(node) for node in nodes],
+            ["" if node is None else source_of(node) for node in nodes],
+        )
+
+    def report(self, path: str) -> None:
+        """Writes the report page to a file: memory through the step, what is kept when, what is alive at the peak."""
+        with open(path, "w") as file:
+            file.write(self.page())
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        page = html.escape(self.page(), quote=True)
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 45em; border: 0"></iframe>'
+
     def __str__(self) -> str:
         time = 100 * (self.time_ns / max(self.plain_time_ns, 1) - 1)
         return (
@@ -137,6 +162,8 @@ class _Planned(Exception):
 
 
 def _capture_step(model: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], settings: Settings) -> Step:
+    if settings.kernels != "eager":
+        raise ValueError("only steps with eager kernels are planned without training, since Inductor's must be tried")
     captured: list[Step] = []
 
     def stop(step: Step) -> None:

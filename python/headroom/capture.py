@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -396,6 +397,19 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
     values += [(f"{of.values[value][0]} as output", 0, False, [value]) for value in handed_on]
     values.append(("left by the rest of the step", rest.left_bytes, False, []))
     return _C.Graph(of.name, values, ops, kept_values), call_of_op
+
+
+def module_of(node: fx.Node) -> str:
+    """The path of the module whose forward, or whose backward, the call is part of; empty: none is known."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    paths = [path for path, _ in stack.values()]
+    return re.sub(r"L\['self'\]\.?|_modules\['(\w+)'\]", r"\1", paths[-1]).strip(".") if paths else ""
+
+
+def source_of(node: fx.Node) -> str:
+    """The line of the user's source that a call comes from; empty: none is known."""
+    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
 
 
 def normalized_arguments(node: fx.Node, reference: Callable[[fx.Node], object]) -> list[object]:

@@ -319,7 +319,8 @@ class Chosen:
     def planned(self) -> Planned:
         by = self.partitioner
         predicted = int((by.simulated_bytes - by.resident_bytes) / by.scale)
-        return Planned(predicted, by.time_ns, by.step.plain_time_ns, self.added_bytes, self.trials)
+        budget = by.budget_bytes - by.resident_bytes
+        return Planned(predicted, budget, by.time_ns, by.step.plain_time_ns, self.added_bytes, self.trials)
 
 
 def choose(gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, scale: float) -> Chosen:

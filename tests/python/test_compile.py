@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -125,6 +126,7 @@ def test_too_small_a_budget_names_the_smallest() -> None:
     [
         ({"budget": "8 apples"}, "8 apples"),
         ({"budget": 1000, "planner": "fastest"}, "planner must be one of"),
+        ({"budget": 1000, "kernels": "fast"}, "kernels must be eager or inductor"),
         ({"budget": 1000, "reserve": "much"}, "much"),
     ],
 )
@@ -350,3 +352,18 @@ def test_without_gradients_nothing_is_planned() -> None:
     model.eval()
     with torch.no_grad():
         assert torch.equal(headroom.compile(model, "0.01x")(inputs), model(inputs))
+
+
+def test_a_plan_has_a_page(tmp_path: Path) -> None:
+    model, inputs, labels = make("gpt")
+    plan = headroom.plan(loss_of(model), inputs, labels, budget="0.6x")
+    path = tmp_path / "plan.html"
+    try:
+        plan.report(str(path))
+    except ValueError as error:
+        pytest.skip(str(error))
+    page = path.read_text()
+    assert "native_layer_norm" in page
+    assert "blocks.1" in page
+    assert "training_models.py" in page
+    assert plan._repr_html_().startswith("<iframe")

@@ -1,0 +1,75 @@
+"""kernels="inductor": budgets kept, gradients those of torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("headroom._C", reason="the Python package is not built")
+headroom = pytest.importorskip("headroom")
+
+from training_models import CASES, loss_of  # noqa: E402
+
+SHARES = {"gpt": 0.6, "resnet": 0.7}  # dropout and tied weights; statistics that the step writes
+
+
+def make(name: str) -> tuple[torch.nn.Module, list[torch.Tensor]]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    return CASES[name].make(), list(CASES[name].inputs())
+
+
+def train(model: torch.nn.Module, run: Callable[..., torch.Tensor], batch: list[torch.Tensor]) -> int:
+    """Two steps, of which the second's gradients stay; what it has at most beyond what is there before."""
+    meter = headroom.aot.meter_of(torch.device("cpu"))
+    peak = 0
+    for _ in range(2):
+        model.zero_grad()
+        torch.manual_seed(7)
+        before = meter.current_bytes()
+        meter.reset_peak()
+        run(*batch).backward()
+        peak = meter.peak_bytes() - before
+    return peak
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_budget_is_kept_and_gradients_are_those_of_torch_compile(name: str) -> None:
+    model, batch = make(name)
+    train(model, torch.compile(loss_of(model), dynamic=False), batch)
+    other, batch = make(name)
+    told: list[headroom.aot.Planned] = []
+    run = headroom.compile(loss_of(other), f"{SHARES[name]}x", kernels="inductor", on_plan=told.append)
+    peak = train(other, run, batch)
+    plan = told[-1]
+    assert plan.measured_bytes is not None
+    assert peak <= plan.measured_bytes <= plan.budget_bytes
+    assert plan.time_ns > plan.plain_time_ns
+    # Biases before a batch norm have gradients of nothing but rounding.
+    whole = torch.cat([one.grad.flatten() for one in model.parameters()]).norm()
+    for one, expected in zip(other.parameters(), model.parameters(), strict=True):
+        difference = (one.grad - expected.grad).norm()
+        assert difference <= 1e-4 * max(expected.grad.norm(), 0.01 * whole), difference
+    for one, expected in zip(other.buffers(), model.buffers(), strict=True):
+        torch.testing.assert_close(one, expected)
+
+
+def test_a_budget_that_is_too_small_names_the_smallest() -> None:
+    model, batch = make("mlp")
+    with pytest.raises(headroom.BudgetError, match="the smallest that can is") as error:
+        headroom.compile(loss_of(model), "0.01x", kernels="inductor")(*batch)
+    assert error.value.smallest_budget_bytes > headroom.current_bytes()
+
+
+def test_without_gradients_nothing_is_planned() -> None:
+    model, batch = make("mlp")
+    run = headroom.compile(loss_of(model), "0.01x", kernels="inductor")
+    with torch.no_grad():
+        torch.testing.assert_close(run(*batch), loss_of(model)(*batch))
+
+
+def test_is_not_planned_without_training() -> None:
+    with pytest.raises(ValueError, match="only steps with eager kernels"):
+        headroom.plan(torch.nn.Linear(2, 2), torch.randn(2, 2), kernels="inductor")
