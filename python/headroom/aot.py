@@ -194,7 +194,7 @@ class Step:
 
     def choose(self, place: Place, before_bytes: int, device_bytes: int | None, *, is_inner: bool) -> _C.OpStep:
         """What to run at a place with this much on the device and this much allowed: as before, where that fits."""
-        outside = before_bytes - self.input_bytes()
+        outside = before_bytes - self.input_bytes
         if device_bytes is None:
             rest = place.rest(1)
             budget = self.shape(rest).store_all_bytes
@@ -218,10 +218,11 @@ class Step:
             return self.plan(self.shape(rest).smallest_bytes(), rest, outside)[1]
         self.chosen[place] = Chosen(plan, op_step, rest, rest, plan.peak_bytes)
         if self.settings.on_plan is not None:
-            peak, inputs = plan.peak_bytes, self.input_bytes()
+            peak, inputs = plan.peak_bytes, self.input_bytes
             self.settings.on_plan(Planned(peak - inputs, budget - inputs, plan.time_ns, plan.base_time_ns))
         return op_step
 
+    @functools.cached_property
     def input_bytes(self) -> int:
         """What the graph counts as there before a step."""
         return self.captured.resident_bytes()

@@ -197,7 +197,7 @@ def _fresh_dynamo() -> Iterator[None]:
 
 
 def _outside_now(step: Step) -> int:
-    return meter_of(step.captured.device).current_bytes() - step.input_bytes()
+    return meter_of(step.captured.device).current_bytes() - step.input_bytes
 
 
 def _plan(step: Step, outside_bytes: int) -> tuple[int, _C.Plan]:
@@ -214,7 +214,7 @@ def _device_plan(step: Step, outside_bytes: int) -> MemoryPlan:
         plan_of_step.status,
         step.settings.planner,
         None if step.settings.budget is None else budget + outside_bytes,
-        step.input_bytes() + outside_bytes,
+        step.input_bytes + outside_bytes,
         plan_of_step.peak_bytes + outside_bytes,
         plan_of_step.time_ns,
         shape.store_all_bytes + outside_bytes,

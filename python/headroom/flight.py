@@ -52,10 +52,10 @@ class Place:
         return round((1 - share) * least + share * most)
 
     def smallest_bytes(self) -> int:
-        return self.step.shape(self.rest(0)).smallest_bytes() - self.step.input_bytes()
+        return self.step.shape(self.rest(0)).smallest_bytes() - self.step.input_bytes
 
     def store_all_bytes(self) -> int:
-        return self.step.shape(self.rest(1)).store_all_bytes - self.step.input_bytes()
+        return self.step.shape(self.rest(1)).store_all_bytes - self.step.input_bytes
 
     def fair_rest(self, available_bytes: int) -> Rest:
         """The rest where this graph and those in it share that. Whatever fits the smallest plans fits so."""

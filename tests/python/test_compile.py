@@ -54,7 +54,7 @@ class Budgeted:
     def predicted_bytes(self) -> int:
         """What its plan says a step adds."""
         place = self.place()
-        return place.step.chosen[place].peak_bytes - place.step.input_bytes()
+        return place.step.chosen[place].peak_bytes - place.step.input_bytes
 
     def set_budget(self, budget: object) -> None:
         for step in self.steps:
