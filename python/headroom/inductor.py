@@ -194,16 +194,12 @@ def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tupl
     backward = [emission.get(one) if isinstance(one, fx.Node) else one for one in results[count:]]
     new_nodes = [one for one in emission.graph.nodes if one not in forward_nodes]
     read_late = {one for node in new_nodes for one in node.all_input_nodes} | set(backward)
-    saved = [one for one in forward_nodes_in_order(emission.graph, forward_nodes) if one in read_late]
+    saved = [one for one in emission.graph.nodes if one in forward_nodes and one in read_late]
     saved = [one for one in saved if one.op != "get_attr" and not one.name.startswith("tangents")]
     emission.graph.output((*forward, *backward)).meta = dict(joint.graph.output_node().meta)
     return partitioners._extract_fwd_bwd_modules(
         fx.GraphModule(joint, emission.graph), saved, saved_sym_nodes=[], num_fwd_outputs=count
     )
-
-
-def forward_nodes_in_order(graph: fx.Graph, nodes: set[fx.Node]) -> list[fx.Node]:
-    return [one for one in graph.nodes if one in nodes]
 
 
 @dataclass
@@ -316,6 +312,13 @@ class Chosen:
     added_bytes: int = 0  # at most, beyond what was there before, in the trial
     trials: int = 0
 
+    def has_room_for(self, outside_bytes: int) -> bool:
+        """Whether it keeps to its budget with this much on the device beside its inputs."""
+        by = self.partitioner
+        if by is None or by.step is None or not isinstance(by.settings.budget, int):
+            return True
+        return by.resident_bytes + self.added_bytes + outside_bytes <= by.budget_bytes + by.outside_bytes
+
     def planned(self) -> Planned:
         by = self.partitioner
         predicted = int((by.simulated_bytes - by.resident_bytes) / by.scale)
@@ -378,17 +381,16 @@ def outside_bytes(tensors: Sequence[torch.Tensor], device: torch.device) -> int:
 
 
 def compile_kernels(gm: fx.GraphModule, settings: Settings) -> Callable[..., Any]:
-    """One graph of Dynamo's. Compiled in the first call, and anew when more is on the device than was then."""
-    chosen: list[Chosen] = []
+    """One graph of Dynamo's. Compiled in the first call, and anew when what was chosen has no room any more."""
+    chosen: Chosen | None = None
 
     def run(*arguments: Any) -> Any:
-        if chosen and chosen[0].partitioner is not None and isinstance(settings.budget, int):
-            tensors = [one for one in arguments if is_tensor(one)]
-            partitioner = chosen[0].partitioner
-            if outside_bytes(tensors, device_of(tensors)) > partitioner.outside_bytes:
-                chosen[:] = [choose(gm, arguments, settings, partitioner.scale)]
-        if not chosen:
-            chosen.append(choose(gm, arguments, settings, 1.0))
-        return chosen[0].run(*arguments)
+        nonlocal chosen
+        tensors = [one for one in arguments if is_tensor(one)]
+        if chosen is None:
+            chosen = choose(gm, arguments, settings, 1.0)
+        elif not chosen.has_room_for(outside_bytes(tensors, device_of(tensors))):
+            chosen = choose(gm, arguments, settings, chosen.partitioner.scale)
+        return chosen.run(*arguments)
 
     return run

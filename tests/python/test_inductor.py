@@ -63,6 +63,24 @@ def test_a_budget_that_is_too_small_names_the_smallest() -> None:
     assert error.value.smallest_budget_bytes > headroom.current_bytes()
 
 
+def test_is_compiled_again_only_where_there_is_no_room() -> None:
+    model, batch = make("mlp")
+    told: list[headroom.aot.Planned] = []
+    plain = headroom.plan(loss_of(model), *batch).plain_peak
+    spare = 1 << 20
+    run = headroom.compile(loss_of(model), plain + spare, kernels="inductor", on_plan=told.append)
+    held = []
+    for size, compiled in ((0, 1), (spare // 2, 1), (4 * spare, 2)):
+        held.append(torch.empty(size, dtype=torch.uint8))
+        try:
+            run(*batch).backward()
+        except headroom.BudgetError:
+            assert size > spare
+            return
+        assert len(told) == compiled
+        model.zero_grad()
+
+
 def test_without_gradients_nothing_is_planned() -> None:
     model, batch = make("mlp")
     run = headroom.compile(loss_of(model), "0.01x", kernels="inductor")
