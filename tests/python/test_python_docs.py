@@ -26,6 +26,6 @@ def test_examples_run(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     for example in EXAMPLES:
         exec(example, names)
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 7
     assert names["half"].peak < names["plan"].peak
     assert 1 < names["batch"] < 1024
