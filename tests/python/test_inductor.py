@@ -12,6 +12,8 @@ headroom = pytest.importorskip("headroom")
 
 from training_models import CASES, loss_of  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 SHARES = {"gpt": 0.6, "resnet": 0.7}  # dropout and tied weights; statistics that the step writes
 
 
