@@ -308,16 +308,18 @@ class Chosen:
     """A compiled step that keeps to its budget."""
 
     run: Callable[..., Any]
+    device: torch.device
     partitioner: Partitioner | None = None
     added_bytes: int = 0  # at most, beyond what was there before, in the trial
     trials: int = 0
 
-    def has_room_for(self, outside_bytes: int) -> bool:
-        """Whether it keeps to its budget with this much on the device beside its inputs."""
+    def has_room(self) -> bool:
+        """Whether a step now keeps to a budget in bytes, with what is on the device."""
         by = self.partitioner
         if by is None or by.step is None or not isinstance(by.settings.budget, int):
             return True
-        return by.resident_bytes + self.added_bytes + outside_bytes <= by.budget_bytes + by.outside_bytes
+        settings = by.settings
+        return meter_of(self.device).current_bytes() + self.added_bytes <= settings.budget - int(settings.reserve)
 
     def planned(self) -> Planned:
         by = self.partitioner
@@ -331,14 +333,14 @@ def choose(gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, sca
     tensors = [one for one in arguments if is_tensor(one)]
     device = device_of(tensors)
     if not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
-        return Chosen(compile_fx(copy_of(gm), list(arguments)))
+        return Chosen(compile_fx(copy_of(gm), list(arguments)), device)
     best: Chosen | None = None
     for trial in range(_MOST_TRIALS):
         partitioner = Partitioner(settings, outside_bytes(tensors, device), scale)
         # Without AOTAutograd's cache, which goes by the graph before the partition.
         with torch._functorch.config.patch(enable_autograd_cache=False):
             compiled = compile_fx(copy_of(gm), list(arguments), config_patches={"custom_partitioner_fn": partitioner})
-        found = Chosen(compiled, partitioner, try_step(compiled, arguments, device), trial + 1)
+        found = Chosen(compiled, device, partitioner, try_step(compiled, arguments, device), trial + 1)
         if partitioner.step is None:
             return found  # nothing in it takes a gradient
         allowed = partitioner.budget_bytes - partitioner.resident_bytes
@@ -386,10 +388,9 @@ def compile_kernels(gm: fx.GraphModule, settings: Settings) -> Callable[..., Any
 
     def run(*arguments: Any) -> Any:
         nonlocal chosen
-        tensors = [one for one in arguments if is_tensor(one)]
         if chosen is None:
             chosen = choose(gm, arguments, settings, 1.0)
-        elif not chosen.has_room_for(outside_bytes(tensors, device_of(tensors))):
+        elif not chosen.has_room():
             chosen = choose(gm, arguments, settings, chosen.partitioner.scale)
         return chosen.run(*arguments)
 
