@@ -18,16 +18,25 @@ from headroom import _C
 from headroom.aot import BudgetError, Planned, Settings, cache_of, meter_of, too_small
 from headroom.capture import Call, Capture, Unsupported, capture, is_tensor, make_graph, may_recompute
 from headroom.costs import CostCache, fill_costs, move_time_ns
+from headroom.ordering import KeepOrder
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 # Inductor computes these inside the kernels that read them, though they are not tagged as pointwise.
 _ALSO_INLINED = {
+    aten._unsafe_index,
     aten.clone,
+    aten.constant_pad_nd,
+    aten.embedding,
     aten.full,
     aten.full_like,
+    aten.gather,
+    aten.index,
     aten.lift_fresh_copy,
+    aten.repeat,
     aten.scalar_tensor,
+    aten.select_scatter,
+    aten.slice_scatter,
     prims.broadcast_in_dim,
     prims.convert_element_type,
     prims.inductor_lookup_seed,
@@ -35,8 +44,9 @@ _ALSO_INLINED = {
     prims.iota,
 }
 _REDUCTIONS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.var_mean, aten.var, aten.any, aten.argmax, aten.prod}
-# As many tensors as one of Inductor's kernels reads before it stores what it has.
+# As many tensors as a kernel of Inductor reads before it stores what it has, read more than once or only once.
 _MOST_READS = 4
+_MOST_READS_IF_READ_ONCE = 8
 
 
 def _packet(call: Call) -> object:
@@ -85,11 +95,13 @@ def fuse(of: Capture) -> Capture:
             stored.append(True)
             continue
         size = max((of.values[value][1] for value in call.values), default=0)
-        by_others = any(not inlined[one] and _packet(of.calls[one]) not in _REDUCTIONS for one in _uses(call, readers))
+        uses = _uses(call, readers)
+        by_others = any(not inlined[one] and _packet(of.calls[one]) not in _REDUCTIONS for one in uses)
         large = sum(of.values[of.value_of_tensor[one]][1] * 2 >= size for one in reads[-1])
-        meets = large > 1 and len(_uses(call, readers)) > 1
+        meets = large > 1 and len(uses) > 1
         is_output = any(value in output_values for value in call.values)
-        stored.append(by_others or is_output or meets or len(reads[-1]) > _MOST_READS)
+        most_reads = _MOST_READS if len(uses) > 1 else _MOST_READS_IF_READ_ONCE
+        stored.append(by_others or is_output or meets or len(reads[-1]) > most_reads)
     calls = [
         replace(call, reads=reads[position], values=call.values if stored[position] else [], in_place=False)
         for position, call in enumerate(of.calls)
@@ -120,30 +132,31 @@ class Emission:
         self.graph = fx.Graph()
         self.stored = {call.node for call in fused.calls if call.values}
         self.now: dict[fx.Node, fx.Node] = {}  # placeholders, constants, stored results: what stands for them
-        self.inlined: dict[tuple[fx.Node, ...], fx.Node] = {}  # by node and inputs
         for node in joint.graph.find_nodes(op="placeholder"):
             self.now[node] = self.graph.node_copy(node)
         for node in joint.graph.find_nodes(op="get_attr"):
             self.now[node] = self.graph.node_copy(node)
 
-    def get(self, node: fx.Node, known: dict[fx.Node, fx.Node] | None = None) -> fx.Node:
-        """What stands for a node now. What kernels compute inside is written here where its inputs are new."""
-        known = {} if known is None else known
+    def get(self, node: fx.Node, inside: dict[fx.Node, fx.Node] | None = None) -> fx.Node:
+        """What stands for a node now.
+
+        What kernels compute inside is written anew for each that reads it: of a node that several read, Inductor would
+        make one kernel, and keep its result from the first reader to the last.
+        """
+        inside = {} if inside is None else inside
         if node in self.now:
             return self.now[node]
-        if node not in known:
+        if node not in inside:
             if node in self.stored:
                 raise RuntimeError(f"{node.name} is read and not there")
-            inputs = {one: self.get(one, known) for one in node.all_input_nodes}
-            key = (node, *inputs.values())
-            if key not in self.inlined:
-                self.inlined[key] = self.graph.node_copy(node, inputs.__getitem__)
-            known[node] = self.inlined[key]
-        return known[node]
+            inputs = {one: self.get(one, inside) for one in node.all_input_nodes}
+            inside[node] = self.graph.node_copy(node, inputs.__getitem__)
+        return inside[node]
 
     def run(self, node: fx.Node) -> None:
         """Writes a call whose results are stored."""
-        inputs = {one: self.get(one) for one in node.all_input_nodes}
+        inside: dict[fx.Node, fx.Node] = {}
+        inputs = {one: self.get(one, inside) for one in node.all_input_nodes}
         new = self.graph.node_copy(node, inputs.__getitem__)
         self.now[node] = new
         for user in node.users:
@@ -175,7 +188,6 @@ def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tupl
             inputs = {source: handed_on[source]}
             emission.graph.node_copy(write, lambda one, inputs=inputs: inputs.get(one) or emission.get(one))
         forward_nodes.update(emission.graph.nodes)
-        emission.inlined.clear()
 
     steps = schedule.steps()
     end = max((i for i, (op, _) in enumerate(steps) if op >= 0 and step.call_of_op[op] < 0), default=-1) + 1
@@ -339,7 +351,9 @@ def choose(gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, sca
         partitioner = Partitioner(settings, outside_bytes(tensors, device), scale)
         # Without AOTAutograd's cache, which goes by the graph before the partition.
         with torch._functorch.config.patch(enable_autograd_cache=False):
-            compiled = compile_fx(copy_of(gm), list(arguments), config_patches={"custom_partitioner_fn": partitioner})
+            keep_order = KeepOrder(lambda by=partitioner: by.schedule is not None)
+            patches = {"custom_partitioner_fn": partitioner, "_pre_fusion_custom_pass": keep_order}
+            compiled = compile_fx(copy_of(gm), list(arguments), config_patches=patches)
         found = Chosen(compiled, device, partitioner, try_step(compiled, arguments, device), trial + 1)
         if partitioner.step is None:
             return found  # nothing in it takes a gradient

@@ -1,0 +1,78 @@
+"""Keeps Inductor's kernels near their places in a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._inductor import ir
+from torch._inductor.custom_graph_pass import CustomSchedulerPass
+from torch._inductor.dependencies import WeakDep
+from torch._inductor.virtualized import V
+
+# By how many library calls (matrix products, convolutions, attention) kernels may move from their places: room to fuse
+# with neighbours, but not with the same calculation in another layer or in another recomputation.
+SLACK = 2
+
+
+class KeepOrder(CustomSchedulerPass):
+    """Bounds what Inductor moves.
+
+    Inductor fuses kernels that read the same tensors wherever they are, and so runs recomputation early, where its
+    results stay alive. Here every kernel depends on the library call `SLACK` places before its own and is needed by the
+    one `SLACK` places after; these dependencies hold no memory.
+    """
+
+    def __init__(self, is_on: Callable[[], bool]) -> None:
+        self.is_on = is_on
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        if not self.is_on() or not nodes:
+            return nodes
+        scheduler = nodes[0].scheduler
+        places = _places(nodes, scheduler)
+        nodes = sorted(nodes, key=places.__getitem__)
+        calls = [node for node in nodes if _is_library_call(node)]
+        seen = 0  # library calls before a node
+        for node in nodes:
+            before, after = seen - 1 - SLACK, seen + SLACK
+            if _is_library_call(node):
+                seen += 1
+                before, after = before + SLACK, after + 1
+            if before >= 0:
+                _depend(node, calls[before])
+            if after < len(calls):
+                _depend(calls[after], node)
+        scheduler.nodes = nodes
+        scheduler.compute_ancestors()
+        return nodes
+
+    def __deepcopy__(self, _: object) -> KeepOrder:
+        """Inductor copies its configuration."""
+        return self
+
+    def uuid(self) -> str:
+        return f"headroom order {SLACK}" if self.is_on() else "headroom no order"
+
+
+def _is_library_call(node: Any) -> bool:
+    return node.is_extern() and not isinstance(node.node, ir.MultiOutput)
+
+
+def _places(nodes: list[Any], scheduler: Any) -> dict[Any, int]:
+    """By node: where the last of the calls that it computes is in the graph, and not before what it reads."""
+    position = {node: i for i, node in enumerate(V.graph.graph.nodes)}
+    places: dict[Any, int] = {}
+    maker = {name: node for node in nodes for name in node.get_buffer_names()}
+    for node in nodes:
+        own = [position[one] for part in node.get_nodes() for one in part.node.get_origins() if one in position]
+        read = [places[maker[dep.name]] for dep in node.unmet_dependencies if dep.name in maker]
+        places[node] = max([*own, *read], default=0)
+    return places
+
+
+def _depend(later: Any, earlier: Any) -> None:
+    for part in later.get_nodes():
+        name = next(iter(earlier.get_buffer_names()), None)
+        if name is not None:
+            part.add_fake_dep(WeakDep(name, mutating_buf=part.get_name(), is_fake=True))
