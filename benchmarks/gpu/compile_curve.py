@@ -9,7 +9,8 @@ A POINT is
   eager:BUDGET      headroom, kernels="eager"           inductor:BUDGET     headroom, kernels="inductor"
 BUDGET is bytes that the step may add, such as 4GiB, a share of the simulated store-all, such as 0.5x, or least. Peaks
 are the largest allocated less what is allocated before the step; times are medians. Gradients of the first step are
-compared with those of the first point that has the same kernels, eager ones or Inductor's.
+compared with those of the first point that has the same kernels, eager ones or Inductor's; with --exact all are
+compared with those of a plain step in higher precision (fp64, for gpt2 fp32), with neither dropout nor TF32.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 import headroom
 from headroom import _C
 
@@ -47,11 +46,19 @@ class Checkpointed(nn.Module):
         return checkpoint(self.block, *args, use_reentrant=False, **kwargs)
 
 
-def make_resnet50(small: bool) -> tuple[nn.Module, Callable[[], torch.Tensor], Callable[[], None]]:
+@dataclass
+class Kind:
+    small: bool = False
+    exact: bool = False  # gradients are to be compared
+    precise: bool = False  # in higher precision, to compare with
+
+
+def make_resnet50(kind: Kind) -> tuple[nn.Module, Callable[[], torch.Tensor], Callable[[], None]]:
     from torchvision.models import resnet18, resnet50
 
-    model = (resnet18() if small else resnet50()).to(DEVICE)
-    images = torch.randn(4 if small else 128, 3, 224, 224, device=DEVICE)
+    dtype = torch.float64 if kind.precise else torch.float32
+    model = (resnet18() if kind.small else resnet50()).to(DEVICE, dtype)
+    images = torch.randn(4 if kind.small else 128, 3, 224, 224, device=DEVICE).to(dtype)
     labels = torch.randint(1000, (images.shape[0],), device=DEVICE)
 
     def loss() -> torch.Tensor:
@@ -65,15 +72,21 @@ def make_resnet50(small: bool) -> tuple[nn.Module, Callable[[], torch.Tensor], C
     return model, loss, wrap
 
 
-def make_gpt2(small: bool) -> tuple[nn.Module, Callable[[], torch.Tensor], Callable[[], None]]:
-    from transformers import GPT2Config, GPT2LMHeadModel
+def make_gpt2(kind: Kind) -> tuple[nn.Module, Callable[[], torch.Tensor], Callable[[], None]]:
+    from transformers import AttentionInterface, AttentionMaskInterface, GPT2Config, GPT2LMHeadModel
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    size = {"n_layer": 2, "n_embd": 64, "n_head": 2} if small else {"n_layer": 24, "n_embd": 1024, "n_head": 16}
-    model = GPT2LMHeadModel(GPT2Config(**size, use_cache=False)).to(DEVICE)
-    tokens = torch.randint(50257, (2, 64) if small else (8, 1024), device=DEVICE)
+    # Where transformers is traced, it writes the causal mask out, and attention takes twice the time. Without a mask
+    # all points have the same attention, the faster one.
+    AttentionInterface.register("causal", sdpa_attention_forward)
+    AttentionMaskInterface.register("causal", lambda *_, **__: None)
+    size = {"n_layer": 2, "n_embd": 64, "n_head": 2} if kind.small else {"n_layer": 24, "n_embd": 1024, "n_head": 16}
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0) if kind.exact else {}
+    model = GPT2LMHeadModel(GPT2Config(**size, **dropout, use_cache=False, attn_implementation="causal")).to(DEVICE)
+    tokens = torch.randint(50257, (2, 64) if kind.small else (8, 1024), device=DEVICE)
 
     def loss() -> torch.Tensor:
-        with torch.autocast(DEVICE.type, torch.bfloat16):
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=not kind.precise):
             logits = model(input_ids=tokens).logits
             return functional.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), tokens[:, 1:].reshape(-1))
 
@@ -128,12 +141,11 @@ def make_run(kind: str, value: str, loss: Callable[[], torch.Tensor], told: list
     return loss
 
 
-def difference(model: nn.Module, expected: list[torch.Tensor]) -> str:
-    """How far the gradients are from those of the first point of its kind, which are kept."""
-    gradients = [one.grad.cpu() for one in model.parameters() if one.grad is not None]
-    if not expected:
-        expected.extend(gradients)
-        return ""
+def gradients_of(model: nn.Module) -> list[torch.Tensor]:
+    return [one.grad.double().cpu() for one in model.parameters() if one.grad is not None]
+
+
+def difference(gradients: list[torch.Tensor], expected: list[torch.Tensor]) -> str:
     if all(torch.equal(one, other) for one, other in zip(gradients, expected, strict=True)):
         return "  gradients equal"
     whole = torch.cat([one.flatten() for one in expected])
@@ -142,11 +154,11 @@ def difference(model: nn.Module, expected: list[torch.Tensor]) -> str:
     return f"  gradients off by {off:.1e}, at most {largest / whole.norm():.1e} in one parameter"
 
 
-def measure(name: str, small: bool, point: str, turns: int, expected: dict[bool, list[torch.Tensor]]) -> None:
+def measure(name: str, kind_of: Kind, point: str, turns: int, expected: dict[bool, list[torch.Tensor]]) -> None:
     torch._dynamo.reset()
     gc.collect()
     torch.manual_seed(0)
-    model, loss, wrap = MODELS[name](small)
+    model, loss, wrap = MODELS[name](kind_of)
     meter = headroom.aot.meter_of(DEVICE)
     kind, _, value = point.partition(":")
     if "checkpoint" in kind:
@@ -167,7 +179,11 @@ def measure(name: str, small: bool, point: str, turns: int, expected: dict[bool,
         elapsed = time.perf_counter() - start
         if turn == 0:
             first_s = elapsed
-            note = difference(model, expected[kind in ("torch", "compile+checkpoint", "inductor")])
+            by_inductor = kind in ("torch", "compile+checkpoint", "inductor")
+            if by_inductor in expected:
+                note = difference(gradients_of(model), expected[by_inductor])
+            else:
+                expected[by_inductor] = gradients_of(model)
         if turn >= 3:
             times.append(elapsed)
             peak = max(peak, meter.peak_bytes() - before)
@@ -185,13 +201,20 @@ def main() -> None:
     parser.add_argument("points", nargs="+")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--no-tf32", action="store_true", help="full fp32 in convolutions and matrix products")
+    parser.add_argument("--exact", action="store_true")
     options = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not options.no_tf32
-    expected: dict[bool, list[torch.Tensor]] = {False: [], True: []}  # by whether Inductor compiles it
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not options.exact
+    kind = Kind(options.small, options.exact)
+    expected: dict[bool, list[torch.Tensor]] = {}  # by whether Inductor compiles it
+    if options.exact:
+        torch.manual_seed(0)
+        model, loss, _ = MODELS[options.model](replace(kind, precise=True))
+        loss().backward()
+        expected = dict.fromkeys((False, True), gradients_of(model))
+        del model, loss
     for point in options.points:
         try:
-            measure(options.model, options.small, point, options.turns, expected)
+            measure(options.model, kind, point, options.turns, expected)
         except Exception as error:
             print(f"{options.model} {point:22} {type(error).__name__}: {str(error)[:600]}", flush=True)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch._inductor import ir
-from torch._inductor.custom_graph_pass import CustomSchedulerPass
+from torch._inductor import custom_graph_pass, ir
 from torch._inductor.dependencies import WeakDep
 from torch._inductor.virtualized import V
 
@@ -14,8 +13,11 @@ from torch._inductor.virtualized import V
 # with neighbours, but not with the same calculation in another layer or in another recomputation.
 SLACK = 2
 
+# What Inductor's cache accepts; before 2.13 that was the class for passes over graphs.
+_Pass = getattr(custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass)
 
-class KeepOrder(CustomSchedulerPass):
+
+class KeepOrder(_Pass):
     """Bounds what Inductor moves.
 
     Inductor fuses kernels that read the same tensors wherever they are, and so runs recomputation early, where its
