@@ -44,6 +44,15 @@ _ALSO_INLINED = {
     prims.iota,
 }
 _REDUCTIONS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.var_mean, aten.var, aten.any, aten.argmax, aten.prod}
+# Write into a copy of their first argument, which is computed where the copy is made.
+_INTO_COPIES = {
+    aten._unsafe_index_put,
+    aten._unsafe_masked_index_put_accumulate,
+    aten.index_put,
+    aten.scatter,
+    aten.scatter_add,
+    aten.scatter_reduce,
+}
 # As many tensors as a kernel of Inductor reads before it stores what it has, read more than once or only once.
 _MOST_READS = 4
 _MOST_READS_IF_READ_ONCE = 8
@@ -77,6 +86,14 @@ def fuse(of: Capture) -> Capture:
     stored: list[bool] = []
     reads: list[list[int]] = []  # by call: tensors, one of each stored value
 
+    def needs_memory(reader: int, values: list[int]) -> bool:
+        """Whether a reader of these values wants them in memory."""
+        call = of.calls[reader]
+        if inlined[reader] or _packet(call) in _REDUCTIONS:
+            return False
+        first = of.number.get(call.node.args[0]) if _packet(call) in _INTO_COPIES else None
+        return first is None or of.value_of_tensor[first] not in values
+
     def stored_reads(call: Call) -> list[int]:
         found: dict[int, int] = {}
         for tensor in call.reads:
@@ -96,7 +113,7 @@ def fuse(of: Capture) -> Capture:
             continue
         size = max((of.values[value][1] for value in call.values), default=0)
         uses = _uses(call, readers)
-        by_others = any(not inlined[one] and _packet(of.calls[one]) not in _REDUCTIONS for one in uses)
+        by_others = any(needs_memory(one, call.values) for one in uses)
         large = sum(of.values[of.value_of_tensor[one]][1] * 2 >= size for one in reads[-1])
         meets = large > 1 and len(uses) > 1
         is_output = any(value in output_values for value in call.values)

@@ -61,23 +61,23 @@ def test_budget_is_kept_and_gradients_are_those_of_torch_compile(name: str) -> N
 def test_of_a_language_model_s_loss_only_logits_and_their_gradient_are_stored() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    words = 1000
-    layers = [torch.nn.Linear(512, 512) for _ in range(4)]
-    model = torch.nn.Sequential(torch.nn.Embedding(words, 512), *layers, torch.nn.Linear(512, words))
-    tokens = torch.randint(words, (8, 64))
-    logits_bytes = tokens.numel() * words * 4
+    words, width = 8000, 128
+    layers = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh()) for _ in range(8)]
+    model = torch.nn.Sequential(torch.nn.Embedding(words, width), *layers, torch.nn.Linear(width, words))
+    tokens = torch.randint(words, (16, 64))
 
     def loss() -> torch.Tensor:
         logits = model(tokens)[:, :-1]
         return torch.nn.functional.cross_entropy(logits.reshape(-1, words), tokens[:, 1:].reshape(-1))
 
     told: list[headroom.aot.Planned] = []
-    run = headroom.compile(loss, "0.85x", kernels="inductor", on_plan=told.append)
+    run = headroom.compile(loss, "0.96x", kernels="inductor", on_plan=told.append)
     assert train(model, run, []) <= told[-1].budget_bytes
-    assert told[-1].compilations == 1
     assert told[-1].measured_bytes == pytest.approx(told[-1].predicted_bytes, rel=0.01)
-    gradients_bytes = sum(one.numel() for one in model.parameters()) * 4
-    assert told[-1].measured_bytes <= max(gradients_bytes, 2 * logits_bytes) + 6 * tokens.numel() * 512 * 4
+    assert told[-1].compilations == 1
+    logits_bytes = tokens.numel() * words * 4
+    activation_bytes = tokens.numel() * width * 4
+    assert told[-1].measured_bytes <= 2 * logits_bytes + 8 * activation_bytes
 
 
 def test_a_budget_that_is_too_small_names_the_smallest() -> None:
