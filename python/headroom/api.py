@@ -30,9 +30,9 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[
     _refuse_silent_fallback()
     settings = Settings(**(options or {}))
     if settings.kernels == "inductor":
-        from headroom.inductor import compile_kernels
+        from headroom.kernels import Kernels
 
-        return compile_kernels(gm, settings)
+        return Kernels(gm, settings)
     return compile_graph(gm, example_inputs, settings)
 
 

@@ -1,24 +1,22 @@
-"""Plans that Inductor runs: made on the kernels that it will make, emitted as a partition, tried and set right."""
+"""Plans for Inductor: made on the kernels that it will make, and emitted as a partition."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch._functorch import partitioners
-from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.utils import _pytree as pytree
 
 from headroom import _C
-from headroom.aot import BudgetError, Planned, Settings, cache_of, meter_of, too_small
-from headroom.capture import Call, Capture, Unsupported, capture, is_tensor, make_graph, may_recompute
+from headroom.aot import Settings, cache_of, meter_of
+from headroom.capture import Call, Capture, Unsupported, capture, make_graph, may_recompute
 from headroom.costs import CostCache, fill_costs, move_time_ns
-from headroom.ordering import KeepOrder
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -269,14 +267,16 @@ def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Setting
 class Partitioner(CustomPartitionerFn):
     """Splits the joint graph by a plan. `scale` is what simulated peaks are to real ones."""
 
-    def __init__(self, settings: Settings, outside_bytes: int, scale: float) -> None:
+    def __init__(self, settings: Settings, outside_bytes: int, scale: float, most_bytes: int | None = None) -> None:
         self.settings = settings
         self.outside_bytes = outside_bytes
         self.scale = scale
+        self.most_bytes = most_bytes  # that the step may add; None: what the budget allows
         self.step: KernelStep | None = None
         self.schedule: _C.Schedule | None = None  # None: PyTorch's own partition
         self.resident_bytes = 0
         self.budget_bytes = 0  # beside what is outside
+        self.left_bytes = 0  # of the budget, for others
         self.simulated_bytes = 0
         self.time_ns = 0
         self.is_smallest = False
@@ -288,7 +288,9 @@ class Partitioner(CustomPartitionerFn):
         gm.recompile()
         self.step = step = make_kernel_step(gm, kwargs["num_fwd_outputs"], self.settings)
         self.resident_bytes = step.graph.resident_bytes()
-        self.budget_bytes = self.settings.graph_budget(step.graph, step.store_all_bytes, self.outside_bytes)
+        whole = self.settings.graph_budget(step.graph, step.store_all_bytes, self.outside_bytes)
+        self.budget_bytes = whole if self.most_bytes is None else min(whole, self.resident_bytes + self.most_bytes)
+        self.left_bytes = whole - self.budget_bytes
         target = self.resident_bytes + int((self.budget_bytes - self.resident_bytes) * self.scale)
         if target >= step.store_all_bytes:
             self.simulated_bytes, self.time_ns = step.store_all_bytes, step.plain_time_ns
@@ -304,125 +306,10 @@ class Partitioner(CustomPartitionerFn):
         """Inductor copies its configuration; what the partitioner found is read from the one that was put there."""
         return self
 
+    def allowed_bytes(self) -> int:
+        """That the step may add to what is there before."""
+        return self.budget_bytes - self.resident_bytes
+
     def uuid(self) -> str:
         """The same for all plans: Inductor's cache goes by the graphs that the partition gives."""
         return "headroom"
-
-
-def try_step(compiled: Callable[..., Any], arguments: Sequence[Any], device: torch.device) -> int:
-    """What a forward and a backward take at most beyond what is there before. Changes nothing that the user has."""
-
-    def copied(one: object) -> object:
-        if not is_tensor(one):
-            return one
-        return one.detach().requires_grad_() if one.requires_grad else one.detach().clone()
-
-    meter = meter_of(device)
-    copies = [copied(one) for one in arguments]
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
-        before = meter.current_bytes()
-        meter.reset_peak()
-        results = [one for one in pytree.tree_leaves(compiled(*copies)) if is_tensor(one) and one.requires_grad]
-        torch.autograd.backward(results, [torch.ones_like(one) for one in results])
-        return meter.peak_bytes() - before
-
-
-# A real peak this far below the budget is worth one more compilation.
-_LOOSE = 0.95
-_MOST_TRIALS = 4
-
-
-@dataclass
-class Chosen:
-    """A compiled step that keeps to its budget."""
-
-    run: Callable[..., Any]
-    device: torch.device
-    partitioner: Partitioner | None = None
-    added_bytes: int = 0  # at most, beyond what was there before, in the trial
-    trials: int = 0
-
-    def has_room(self) -> bool:
-        """Whether a step now keeps to a budget in bytes, with what is on the device."""
-        by = self.partitioner
-        if by is None or by.step is None or not isinstance(by.settings.budget, int):
-            return True
-        settings = by.settings
-        return meter_of(self.device).current_bytes() + self.added_bytes <= settings.budget - int(settings.reserve)
-
-    def planned(self) -> Planned:
-        by = self.partitioner
-        predicted = int((by.simulated_bytes - by.resident_bytes) / by.scale)
-        budget = by.budget_bytes - by.resident_bytes
-        return Planned(predicted, budget, by.time_ns, by.step.plain_time_ns, self.added_bytes, self.trials)
-
-
-def choose(gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, scale: float) -> Chosen:
-    """Plans, compiles and tries a step until its real peak is under the budget, and close to it if that is easy."""
-    tensors = [one for one in arguments if is_tensor(one)]
-    device = device_of(tensors)
-    if not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
-        return Chosen(compile_fx(copy_of(gm), list(arguments)), device)
-    best: Chosen | None = None
-    for trial in range(_MOST_TRIALS):
-        partitioner = Partitioner(settings, outside_bytes(tensors, device), scale)
-        # Without AOTAutograd's cache, which goes by the graph before the partition.
-        with torch._functorch.config.patch(enable_autograd_cache=False):
-            keep_order = KeepOrder(lambda by=partitioner: by.schedule is not None)
-            patches = {"custom_partitioner_fn": partitioner, "_pre_fusion_custom_pass": keep_order}
-            compiled = compile_fx(copy_of(gm), list(arguments), config_patches=patches)
-        found = Chosen(compiled, device, partitioner, try_step(compiled, arguments, device), trial + 1)
-        if partitioner.step is None:
-            return found  # nothing in it takes a gradient
-        allowed = partitioner.budget_bytes - partitioner.resident_bytes
-        simulated = partitioner.simulated_bytes - partitioner.resident_bytes
-        fits = found.added_bytes <= allowed
-        if fits and (best is None or found.added_bytes > best.added_bytes):
-            best = found
-        if (fits and (partitioner.schedule is None or found.added_bytes >= _LOOSE * allowed)) or (
-            best is not None and best is not found
-        ):
-            break
-        if not fits and partitioner.is_smallest:
-            smallest = partitioner.resident_bytes + found.added_bytes
-            step = partitioner.step
-            raise too_small(settings, step.problem, step.graph, smallest, partitioner.outside_bytes)
-        scale = simulated / max(found.added_bytes, 1) * (1 if fits else 0.99)
-    if best is None:
-        raise BudgetError('no plan was found that Inductor keeps to; try kernels="eager"', 0)
-    if settings.on_plan is not None:
-        settings.on_plan(best.planned())
-    return best
-
-
-def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
-    """For Inductor to change; parameters and constants are shared."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    return fx.GraphModule(gm, graph)
-
-
-def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
-    return next((one.device for one in tensors if one.device.type != "cpu"), torch.device("cpu"))
-
-
-def outside_bytes(tensors: Sequence[torch.Tensor], device: torch.device) -> int:
-    """What is on the device beside these."""
-    storages = {one.untyped_storage()._cdata: one for one in tensors if one.device == device}
-    inside = sum(_C.allocated_bytes(one.untyped_storage().nbytes(), device) for one in storages.values())
-    return meter_of(device).current_bytes() - inside
-
-
-def compile_kernels(gm: fx.GraphModule, settings: Settings) -> Callable[..., Any]:
-    """One graph of Dynamo's. Compiled in the first call, and anew when what was chosen has no room any more."""
-    chosen: Chosen | None = None
-
-    def run(*arguments: Any) -> Any:
-        nonlocal chosen
-        if chosen is None:
-            chosen = choose(gm, arguments, settings, 1.0)
-        elif not chosen.has_room():
-            chosen = choose(gm, arguments, settings, chosen.partitioner.scale)
-        return chosen.run(*arguments)
-
-    return run

@@ -105,6 +105,44 @@ def test_is_compiled_again_only_where_there_is_no_room() -> None:
         model.zero_grad()
 
 
+def test_two_graphs_of_a_model_share_a_budget() -> None:
+    class TwoGraphs(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.halves = torch.nn.ModuleList(
+                torch.nn.Sequential(
+                    *[layer for _ in range(6) for layer in (torch.nn.Linear(256, 256), torch.nn.Tanh())]
+                )
+                for _ in range(2)
+            )
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            middle = self.halves[0](batch)
+            torch._dynamo.graph_break()
+            return self.halves[1](middle).square().mean()
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, batch = TwoGraphs(), torch.randn(2048, 256)
+    plain_bytes = train(model, model, [batch])
+    expected = [one.grad for one in model.parameters()]
+    model.zero_grad()
+    budget = headroom.current_bytes() + int(0.6 * plain_bytes)
+    meter = headroom.aot.meter_of(torch.device("cpu"))
+    run = headroom.compile(model, budget, kernels="inductor")
+    with pytest.warns(UserWarning, match="over the budget in this step, until it is planned again"):
+        run(batch).backward()  # each fits alone
+    for _ in range(2):
+        model.zero_grad()
+        run(batch).backward()
+    model.zero_grad()
+    meter.reset_peak()
+    run(batch).backward()
+    assert meter.peak_bytes() <= budget
+    for one, other in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(one.grad, other)
+
+
 def test_without_gradients_nothing_is_planned() -> None:
     model, batch = make("mlp")
     run = headroom.compile(loss_of(model), "0.01x", kernels="inductor")

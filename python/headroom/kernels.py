@@ -1,0 +1,210 @@
+"""Steps that Inductor compiles: planned, tried and set right until their real peak is under the budget."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.compile_fx import compile_fx
+from torch.utils import _pytree as pytree
+
+from headroom import _C
+from headroom.aot import BudgetError, Planned, Settings, meter_of, too_small
+from headroom.capture import is_tensor
+from headroom.inductor import Partitioner
+from headroom.ordering import KeepOrder
+
+
+def try_step(compiled: Callable[..., Any], arguments: Sequence[Any], device: torch.device) -> int:
+    """What a forward and a backward take at most beyond what is there before. Changes nothing that the user has."""
+
+    def copied(one: object) -> object:
+        if not is_tensor(one):
+            return one
+        return one.detach().requires_grad_() if one.requires_grad else one.detach().clone()
+
+    meter = meter_of(device)
+    copies = [copied(one) for one in arguments]
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
+        before = meter.current_bytes()
+        meter.reset_peak()
+        results = [one for one in pytree.tree_leaves(compiled(*copies)) if is_tensor(one) and one.requires_grad]
+        torch.autograd.backward(results, [torch.ones_like(one) for one in results])
+        return meter.peak_bytes() - before
+
+
+# A real peak this far below the budget is worth one more compilation.
+_LOOSE = 0.95
+_MOST_TRIALS = 4
+
+
+@dataclass
+class Chosen:
+    """A compiled step, and what is known of it."""
+
+    run: Callable[..., Any]
+    partitioner: Partitioner | None = None  # None: nothing in it takes a gradient
+    added_bytes: int = 0  # at most, beyond what was there before, in the trial
+    trials: int = 0
+
+    def fits(self) -> bool:
+        return self.partitioner is None or self.added_bytes <= self.partitioner.allowed_bytes()
+
+    def planned(self) -> Planned:
+        by = self.partitioner
+        predicted = int((by.simulated_bytes - by.resident_bytes) / by.scale)
+        return Planned(predicted, by.allowed_bytes(), by.time_ns, by.step.plain_time_ns, self.added_bytes, self.trials)
+
+
+def choose(
+    gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, scale: float, most_bytes: int | None
+) -> Chosen:
+    """Plans, compiles and tries a step until its real peak is under the budget, and close to it if that is easy.
+
+    Where nothing is, what was found last does not fit.
+    """
+    tensors = [one for one in arguments if is_tensor(one)]
+    device = device_of(tensors)
+    if not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
+        return Chosen(compile_fx(copy_of(gm), list(arguments)))
+    best: Chosen | None = None
+    for trial in range(_MOST_TRIALS):
+        partitioner = Partitioner(settings, outside_bytes(tensors, device), scale, most_bytes)
+        keep_order = KeepOrder(lambda by=partitioner: by.schedule is not None)
+        patches = {"custom_partitioner_fn": partitioner, "_pre_fusion_custom_pass": keep_order}
+        # Without AOTAutograd's cache, which goes by the graph before the partition.
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            compiled = compile_fx(copy_of(gm), list(arguments), config_patches=patches)
+        added = try_step(compiled, arguments, device)
+        if partitioner.step is None:
+            return Chosen(compiled)
+        found = Chosen(compiled, partitioner, added, trial + 1)
+        if found.fits() and (best is None or added > best.added_bytes):
+            best = found
+        is_close = partitioner.schedule is None or added >= _LOOSE * partitioner.allowed_bytes()
+        if (found.fits() and is_close) or (best is not None and best is not found):
+            break
+        if not found.fits() and partitioner.is_smallest:
+            return found
+        simulated = partitioner.simulated_bytes - partitioner.resident_bytes
+        scale = simulated / max(added, 1) * (1 if found.fits() else 0.99)
+    return found if best is None else best
+
+
+# Steps in which the peak is looked at. Looking starts the device's one peak anew, so it must end.
+_LEARNING_STEPS = 3
+
+
+class Kernels:
+    """One graph of Dynamo's. Compiled in the first call, and anew when what was chosen has no room any more.
+
+    A trial knows neither of the graphs that run between this one's forward and backward nor of what else does. So in
+    the first steps the peak from the forward of the outermost graph to the end of its backward is measured; where it
+    is over the budget, or a graph in it has no room, the outermost is planned anew with less.
+    """
+
+    def __init__(self, gm: fx.GraphModule, settings: Settings) -> None:
+        self.gm = gm
+        self.settings = settings
+        self.chosen: Chosen | None = None
+        self.most_bytes: int | None = None  # that it may add; None: what the budget allows
+        self.is_good = False  # what was chosen need not be planned anew, as far as is known
+        self.steps = 0
+        self.before_bytes = 0  # on the device, at its last call
+        self.after_bytes = 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        device = device_of([one for one in arguments if is_tensor(one)])
+        meter = meter_of(device)
+        _in_flight[:] = [one for one in _in_flight if one[0]() is not None]
+        outer = _in_flight[0][1] if _in_flight else None
+        limit = self.limit_bytes()
+        self.before_bytes = meter.current_bytes()
+        if self.chosen is None or not self.is_good or not self.has_room(limit):
+            self.plan(arguments, outer)
+        is_watched = outer is None and limit is not None and self.steps < _LEARNING_STEPS
+        if is_watched:
+            meter.reset_peak()
+        results = self.chosen.run(*arguments)
+        self.after_bytes = meter.current_bytes()
+        node = next((one.grad_fn for one in pytree.tree_leaves(results) if is_tensor(one) and one.grad_fn), None)
+        if node is not None:
+            _in_flight.append((weakref.ref(node), self))
+            if is_watched:
+                self.steps += 1
+                node.register_hook(lambda *_: self.look_back(meter.peak_bytes() - limit))
+        return results
+
+    def limit_bytes(self) -> int | None:
+        """What may be on the device; None: the budget is a share of what each graph would take."""
+        budget = self.settings.budget
+        return budget - int(self.settings.reserve) if isinstance(budget, int) else None
+
+    def has_room(self, limit: int | None) -> bool:
+        by = self.chosen.partitioner
+        return limit is None or by is None or self.before_bytes + self.chosen.added_bytes <= limit
+
+    def plan(self, arguments: Sequence[Any], outer: Kernels | None) -> None:
+        last = self.chosen.partitioner if self.chosen is not None else None
+        scale = last.scale if last is not None else 1.0
+        self.chosen = choose(self.gm, arguments, self.settings, scale, self.most_bytes)
+        by = self.chosen.partitioner
+        self.is_good = self.chosen.fits()
+        if not self.is_good:
+            error = self.error()
+            if outer is None or self.limit_bytes() is None:
+                raise error
+            outer.leave_room(self.chosen)
+            warnings.warn(f"headroom: over the budget in this step, until it is planned again: {error}", stacklevel=2)
+        elif by is not None and self.settings.on_plan is not None:
+            self.settings.on_plan(self.chosen.planned())
+
+    def error(self) -> BudgetError:
+        by = self.chosen.partitioner
+        if not by.is_smallest:
+            return BudgetError('no plan was found that Inductor keeps to; try kernels="eager"', 0)
+        smallest = by.resident_bytes + self.chosen.added_bytes + by.left_bytes
+        return too_small(self.settings, by.step.problem, by.step.graph, smallest, by.outside_bytes)
+
+    def leave_room(self, inner: Chosen) -> None:
+        """Takes less from the next step on, so that both lose the same share of what they would take."""
+        by = inner.partitioner
+        kept = self.after_bytes - self.before_bytes
+        wanted = by.step.store_all_bytes - by.resident_bytes
+        there = self.limit_bytes() - self.before_bytes
+        fair = int(kept * (kept + wanted - there) / max(kept + wanted, 1))
+        self.take_less(max(fair, kept + inner.added_bytes - there))
+
+    def look_back(self, over_bytes: int) -> None:
+        if over_bytes > 0:
+            self.take_less(over_bytes)
+
+    def take_less(self, less_bytes: int) -> None:
+        self.most_bytes = max(self.chosen.added_bytes - less_bytes, 0)
+        self.is_good = False
+
+
+def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
+    """For Inductor to change; parameters and constants are shared."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    return fx.GraphModule(gm, graph)
+
+
+def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
+    return next((one.device for one in tensors if one.device.type != "cpu"), torch.device("cpu"))
+
+
+def outside_bytes(tensors: Sequence[torch.Tensor], device: torch.device) -> int:
+    """What is on the device beside these."""
+    storages = {one.untyped_storage()._cdata: one for one in tensors if one.device == device}
+    inside = sum(_C.allocated_bytes(one.untyped_storage().nbytes(), device) for one in storages.values())
+    return meter_of(device).current_bytes() - inside
+
+
+_in_flight: list[tuple[weakref.ref[Any], Kernels]] = []  # results that wait for their backward
