@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from headroom_command import ROOT
+from reports import REQUIRED
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
-REQUIRED = os.environ.get("HEADROOM_REQUIRE_REPORT", "") != ""
 # An example, and what it prints where that is shown right below.
 EXAMPLE = re.compile(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?( ?%)?")
