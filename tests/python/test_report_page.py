@@ -405,15 +405,59 @@ def test_phone(unet_report: Path, read: Callable[..., Reader]) -> None:
     reader.shot("unet-phone")
 
 
+def map_colours(reader: Reader) -> set[tuple[int, int, int]]:
+    found = reader.page.locator("#map canvas").evaluate(
+        """(canvas) => {
+          const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", {willReadFrequently: true});
+          copy.drawImage(canvas, 0, 0);
+          const {data} = copy.getImageData(0, 0, canvas.width, canvas.height);
+          const colours = new Set();
+          for (let i = 0; i < data.length; i += 4) colours.add(data.slice(i, i + 3).join());
+          return Array.from(colours);
+        }"""
+    )
+    return {tuple(map(int, text.split(","))) for text in found}
+
+
 def test_paper(unet_report: Path, read: Callable[..., Reader]) -> None:
+    """As it is printed from a dark screen: white, charts of the paper's width, tables open, nothing to press."""
+    data = data_of(unet_report)
     reader = read(unet_report, scheme="dark")
     SHOTS.mkdir(parents=True, exist_ok=True)
     assert reader.page.pdf(path=SHOTS / "unet.pdf", format="A4").startswith(b"%PDF")
-    reader.page.emulate_media(media="print", color_scheme="light")
+    assert background(reader) < 120
+    assert (120, 174, 237) in map_colours(reader)
+    reader.page.emulate_media(media="print")
+    assert background(reader) == 3 * 255
     reader.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    assert background(reader) > 700
-    assert not reader.page.locator("#theme").is_visible()
+    assert background(reader) == 3 * 255
+    for selector in ("#theme", ".controls", ".help", ".more", ".marker", "#map-readout"):
+        assert reader.page.locator(selector).evaluate_all("found => found.every(one => !one.checkVisibility())")
+    peak = data["runs"]["moment_bytes"].index(data["peak_bytes"])
+    alive = [value for value, first, last in copies_of(data) if first <= peak <= last]
+    assert len(alive) > 15
+    assert len(cells(reader, "#peak-table")) == len(alive)
+    opened = reader.page.locator("#again-table details[open] ul")
+    assert opened.count() == len(cells(reader, "#again-table")) > 1
+    assert all(opened.nth(i).is_visible() for i in range(opened.count()))
+    # Between the margins of A4; charts are not drawn again once the paper's layout holds.
+    reader.page.set_viewport_size({"width": 688, "height": 1000})
+    assert "largest first; here 1 to 44" in reader.text("#map-paper")
+    page_width = reader.page.evaluate("document.body.getBoundingClientRect().width")
+    assert page_width == pytest.approx(0.85 * 800, abs=1)
+    for chart in ("#memory canvas", "#fronts canvas", "#map canvas"):
+        box = reader.page.locator(chart).bounding_box()
+        assert page_width * 0.95 < box["x"] + box["width"] <= page_width + 1
+    # style.css: --kept.
+    colours = map_colours(reader)
+    assert (26, 95, 180) in colours
+    assert (120, 174, 237) not in colours
+    reader.shot("unet-paper")
+    reader.page.emulate_media(media="screen")
     reader.page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert background(reader) < 120
+    assert reader.page.locator("#again-table details[open]").count() == 0
+    assert reader.page.locator("#theme").is_visible()
 
 
 HOSTILE = [
