@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 
 #include "headroom/core/quote.h"
 
@@ -76,16 +77,22 @@ std::string describe(const Graph& graph, const Step& step) {
   return text;
 }
 
+double trace_us(int64_t ns) {
+  const double us = static_cast<double>(ns) / 1000.0;
+  return us * 1000.0 < static_cast<double>(ns) ? std::nextafter(us, std::numeric_limits<double>::infinity()) : us;
+}
+
+Json trace_counter(const std::string& name, int64_t ns, int64_t bytes) {
+  return Json{{"ph", "C"}, {"pid", 1}, {"tid", 1}, {"name", name}, {"ts", trace_us(ns)}, {"args", {{"bytes", bytes}}}};
+}
+
 Json chrome_trace(const Graph& graph, const Schedule& schedule, const Simulation& simulation) {
   Json events = Json::array();
-  events.push_back(Json{{"ph", "M"}, {"pid", 1}, {"name", "process_name"}, {"args", {{"name", graph.name()}}}});
+  events.push_back(
+      Json{{"ph", "M"}, {"pid", 1}, {"tid", 1}, {"name", "process_name"}, {"args", {{"name", graph.name()}}}});
   events.push_back(Json{{"ph", "M"}, {"pid", 1}, {"tid", 1}, {"name", "thread_name"}, {"args", {{"name", "ops"}}}});
   int64_t now_ns = 0;
-  const auto us = [](int64_t ns) { return static_cast<double>(ns) / 1000.0; };
-  const auto count_memory = [&](int64_t bytes) {
-    events.push_back(
-        Json{{"ph", "C"}, {"pid", 1}, {"name", "predicted memory"}, {"ts", us(now_ns)}, {"args", {{"bytes", bytes}}}});
-  };
+  const auto count_memory = [&](int64_t bytes) { events.push_back(trace_counter("predicted memory", now_ns, bytes)); };
   count_memory(graph.resident_bytes());
   for (size_t i = 0; i < simulation.after_bytes.size(); ++i) {
     const Step& step = schedule.steps[i];
@@ -97,8 +104,8 @@ Json chrome_trace(const Graph& graph, const Schedule& schedule, const Simulation
                             {"tid", 1},
                             {"name", op.name},
                             {"cat", op.phase == Phase::kForward ? "forward" : "backward"},
-                            {"ts", us(now_ns)},
-                            {"dur", us(op.time_ns)},
+                            {"ts", trace_us(now_ns)},
+                            {"dur", trace_us(op.time_ns)},
                             {"args", {{"step", i}, {"moment_bytes", simulation.moment_bytes[i]}}}});
       now_ns += op.time_ns;
     }

@@ -27,6 +27,13 @@ std::string table(const std::vector<std::vector<std::string>>& rows, size_t left
 /// "run 'f1'", "run 'r' over 'a'" or "drop 'a'".
 std::string describe(const Graph& graph, const Step& step);
 
+/// The ts or dur of a trace event. Perfetto cuts it to whole nanoseconds, and drops a slice that then begins before the
+/// one before it ends: cut so, what this returns is `ns` again.
+double trace_us(int64_t ns);
+
+/// What a counter of a trace is from `ns` on.
+Json trace_counter(const std::string& name, int64_t ns, int64_t bytes);
+
 /// A trace that Perfetto and chrome://tracing open: runs as slices one after the other, memory as a counter.
 Json chrome_trace(const Graph& graph, const Schedule& schedule, const Simulation& simulation);
 

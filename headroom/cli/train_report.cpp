@@ -189,11 +189,7 @@ Json train_trace(const Graph& graph, const Schedule& schedule, const Simulation&
   Json steps = Json::array();
   int64_t now_ns = 0;
   const auto count_memory = [&](int64_t bytes) {
-    trace["traceEvents"].push_back(Json{{"ph", "C"},
-                                        {"pid", 1},
-                                        {"name", "measured memory"},
-                                        {"ts", static_cast<double>(now_ns) / 1000.0},
-                                        {"args", {{"bytes", bytes}}}});
+    trace["traceEvents"].push_back(trace_counter("measured memory", now_ns, bytes));
   };
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     const Step& step = schedule.steps[i];

@@ -10,6 +10,7 @@ except ImportError as error:
         "`pip install --no-build-isolation .` in headroom's folder"
     ) from error
 
+from headroom._C import Meter
 from headroom.aot import BudgetError
 from headroom.api import MemoryPlan, backend, compile, current_bytes, max_batch, plan  # noqa: A004
 from headroom.capture import Unsupported
@@ -18,6 +19,7 @@ from headroom.sequential import Sequential
 __all__ = [
     "BudgetError",
     "MemoryPlan",
+    "Meter",
     "Sequential",
     "Unsupported",
     "backend",

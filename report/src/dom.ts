@@ -26,6 +26,18 @@ export function nameTag(shown: string, full: string, className = "name"): HTMLEl
   return tag;
 }
 
+/** Before anything else listens to printing, so that all of it finds out in time. */
+export function watchPrinting(): void {
+  const { dataset } = document.documentElement;
+  window.addEventListener("beforeprint", () => (dataset["paper"] = "true"));
+  window.addEventListener("afterprint", () => delete dataset["paper"]);
+}
+
+/** Whether the page is being printed. */
+export function isOnPaper(): boolean {
+  return document.documentElement.dataset["paper"] !== undefined;
+}
+
 /** What a colour of style.css is now. */
 export function colour(name: string): string {
   const probe = element("span");

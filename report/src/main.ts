@@ -1,7 +1,7 @@
 import "uplot/dist/uPlot.min.css";
 import "./style.css";
 import { Report, type ReportData } from "./data";
-import { byId } from "./dom";
+import { byId, watchPrinting } from "./dom";
 import { change, count, formatBytes, percent, shorten } from "./format";
 import { FrontsChart } from "./fronts";
 import { MemoryChart } from "./memory";
@@ -26,7 +26,7 @@ function setUpThemes(view: View): void {
     apply();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view.themeChanged());
-  // Paper is white.
+  // Paper is white, and has a width of its own to which the charts are drawn anew.
   window.addEventListener("beforeprint", () => {
     root.dataset["theme"] = "light";
     view.themeChanged();
@@ -60,6 +60,7 @@ function show(): void {
     `A training step in ${formatBytes(data.peak_bytes)}, ${percent(data.peak_bytes, data.store_all_peak_bytes)} of what ` +
     `plain training takes, ${change(data.time_ns, data.store_all_time_ns)} time: ` +
     `${count(data.ops.name.length, "op")}, ${count(data.values.name.length, "value")}, ${count(data.steps, "step")}.`;
+  watchPrinting();
   byId("footer").textContent = "Made by headroom. This file needs nothing else, and asks nothing of the network.";
   showFigures(report);
   showPeak(report);

@@ -1,10 +1,11 @@
 import type { Report } from "./data";
-import { byId, colour, element, legendItem, nameTag } from "./dom";
+import { byId, colour, element, isOnPaper, legendItem, nameTag } from "./dom";
 import { count, formatBytes, shorten } from "./format";
 import type { View } from "./view";
 
 const kRowHeight = 18;
 const kRowsInSight = 22;
+const kRowsOnPaper = 44;
 
 /** Values against ops. Only the rows in sight are drawn, so that its speed does not depend on how many there are. */
 export class RetentionMap {
@@ -55,7 +56,11 @@ export class RetentionMap {
     view.onChange((what) => {
       if (what === "run") this.readOut();
       if (what === "run") this.placeMarker();
-      else this.redrawSoon();
+      if (what === "range") this.redrawSoon();
+      if (what !== "theme") return;
+      // At once: printing does not wait for a frame.
+      this.setHeight();
+      this.draw();
     });
     this.choose();
   }
@@ -71,10 +76,18 @@ export class RetentionMap {
     });
     this.row = 0;
     this.scroller.scrollTop = 0;
-    this.scroller.style.height = `${Math.max(3, Math.min(this.rows.length, kRowsInSight)) * kRowHeight}px`;
-    this.space.style.height = `${Math.max(this.rows.length, 1) * kRowHeight}px`;
+    this.setHeight();
     this.redrawSoon();
     this.readOut();
+  }
+
+  private setHeight(): void {
+    const shown = Math.min(this.rows.length, isOnPaper() ? kRowsOnPaper : kRowsInSight);
+    this.scroller.style.height = `${Math.max(3, shown) * kRowHeight}px`;
+    this.space.style.height = `${Math.max(this.rows.length, 1) * kRowHeight}px`;
+    const first = Math.floor(this.scroller.scrollTop / kRowHeight);
+    const found = `${this.rows.length.toLocaleString("en")} of ${count(this.all.length, "value")}`;
+    byId("map-paper").textContent = `${found}, largest first; here ${first + 1} to ${first + shown}.`;
   }
 
   private redrawSoon(): void {
@@ -112,7 +125,7 @@ export class RetentionMap {
         const module = this.report.moduleOf(this.report.opOf(lives.from[this.report.livesOf[value][0]]));
         if (module !== "" && module !== name) label.append(nameTag(` ${shorten(module, 20)}`, module, "faint"));
         label.append(element("span", "map-bytes", formatBytes(values.bytes[value])));
-        if (first + position === this.row) label.classList.add("chosen");
+        if (first + position === this.row && !isOnPaper()) label.classList.add("chosen");
         label.addEventListener("pointerdown", () => this.selectRow(first + position));
         return label;
       }),
@@ -134,7 +147,7 @@ export class RetentionMap {
     context.strokeStyle = colours.gap;
     shown.forEach((value, position) => {
       const top = position * kRowHeight;
-      if (first + position === this.row) {
+      if (first + position === this.row && !isOnPaper()) {
         context.fillStyle = colour("chosen-row");
         context.fillRect(0, top, width, kRowHeight);
       }

@@ -1,8 +1,9 @@
 import type { Report } from "./data";
-import { byId, element, nameTag } from "./dom";
+import { byId, element, isOnPaper, nameTag } from "./dom";
 import { change, count, formatBytes, formatNs, percent, shorten } from "./format";
 
 const kRowsShown = 15;
+const kRowsOnPaper = 400;
 const kMostGroups = 24;
 
 interface Cell {
@@ -10,11 +11,11 @@ interface Cell {
   isNumber?: boolean;
 }
 
-/** A table with its first rows; a button shows the others. */
+/** A table with its first rows; a button shows the others, and so does printing, up to some pages of them. */
 function makeTable(heads: string[], rowCount: number, row: (position: number) => Cell[]): HTMLElement[] {
   const body = element("tbody");
-  const addRows = (from: number, to: number): void => {
-    for (let position = from; position < to; position++)
+  const showRows = (to: number): void => {
+    for (let position = body.childElementCount; position < to; position++)
       body.append(
         element(
           "tr",
@@ -23,7 +24,7 @@ function makeTable(heads: string[], rowCount: number, row: (position: number) =>
         ),
       );
   };
-  addRows(0, Math.min(rowCount, kRowsShown));
+  showRows(Math.min(rowCount, kRowsShown));
   const firstIsNumber = rowCount > 0 ? row(0).map((cell) => cell.isNumber === true) : [];
   const head = element("tr", "", ...heads.map((text, column) => element("th", firstIsNumber[column] ? "number" : "", text)));
   const table = element("table", "", element("thead", "", head), body);
@@ -31,10 +32,12 @@ function makeTable(heads: string[], rowCount: number, row: (position: number) =>
   const more = element("button", "more", `all ${rowCount.toLocaleString("en")}`);
   more.type = "button";
   more.addEventListener("click", () => {
-    addRows(kRowsShown, rowCount);
+    showRows(rowCount);
     more.remove();
   });
-  return [table, more];
+  window.addEventListener("beforeprint", () => showRows(Math.min(rowCount, kRowsOnPaper)));
+  if (rowCount <= kRowsOnPaper) return [table, more];
+  return [table, more, element("p", "paper-only", `and ${(rowCount - kRowsOnPaper).toLocaleString("en")} more`)];
 }
 
 function bar(part: number, whole: number, colourName: string): HTMLElement {
@@ -200,20 +203,31 @@ function describeGroup(report: Report, group: Group): HTMLElement {
   const kMost = 40;
   const title = nameTag(shorten(group.name, 40), group.name);
   const details = element("details", "", element("summary", "", title));
-  details.addEventListener("toggle", () => {
-    if (!details.open || details.childElementCount > 1) return;
-    const list = element("ul");
+  const list = (): void => {
+    if (details.childElementCount > 1) return;
+    const items = element("ul");
     const ops = [...group.ops].sort(([a, m], [b, n]) => n * data.ops.time_ns[b] - m * data.ops.time_ns[a]);
     for (const [op, runs] of ops.slice(0, kMost)) {
       const item = element("li", "", nameTag(shorten(data.ops.name[op], 40), data.ops.name[op]));
       const module = report.moduleOf(op);
       if (module !== "") item.append(" ", nameTag(shorten(module, 40), module, "faint"));
       item.append(`, ${runs > 1 ? `${runs} times, ` : ""}${formatNs(runs * data.ops.time_ns[op])}`);
-      list.append(item);
+      items.append(item);
     }
-    if (ops.length > kMost) list.append(element("li", "", `and ${count(ops.length - kMost, "more op", "more ops")}`));
-    details.append(list);
+    if (ops.length > kMost) items.append(element("li", "", `and ${count(ops.length - kMost, "more op", "more ops")}`));
+    details.append(items);
+  };
+  details.addEventListener("toggle", () => {
+    if (details.open) list();
   });
+  const openForPaper = (): void => {
+    if (details.open) return;
+    list();
+    details.open = true;
+    window.addEventListener("afterprint", () => (details.open = false), { once: true });
+  };
+  window.addEventListener("beforeprint", openForPaper);
+  if (isOnPaper()) openForPaper();
   return details;
 }
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the Python package."""
+"""Fixtures of several files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import gc
 from pathlib import Path
 
 import pytest
+from headroom_command import headroom
+from reports import REQUIRED, Report
 
 
 @pytest.fixture
@@ -17,3 +19,19 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     gc.collect()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Report:
+    """Makes the page of a graph and a schedule."""
+
+    def make(graph: Path, steps: Path, *options: str | Path) -> Path:
+        page = tmp_path / f"{graph.stem}.html"
+        done = headroom("report", graph, steps, "--out", page, *options)
+        if "without the report page" in done.stderr and not REQUIRED:
+            pytest.skip("headroom was built without the report page")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == done.stderr == ""
+        return page
+
+    return make

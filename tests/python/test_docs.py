@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from headroom_command import ROOT, headroom
-from test_report import REQUIRED
+from reports import REQUIRED
 from transcripts import PAGES, run, transcripts, without_solve_time
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))

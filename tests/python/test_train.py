@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from headroom_command import ROOT, Arguments, assert_refused, result_of
-from test_report import REQUIRED, data_of
+from reports import REQUIRED, data_of
 
 TRAIN = os.environ.get("HEADROOM_TRAIN_BIN", "")
 pytestmark = pytest.mark.skipif(TRAIN == "", reason="headroom-train was not built")
