@@ -29,7 +29,7 @@ from headroom.capture import (
     normalized_arguments,
 )
 from headroom.costs import CostCache, fill_costs
-from headroom.flight import Place, device_of, unwatched
+from headroom.flight import Place, flights_on, unwatched
 from headroom.rewrite import call_eager_batch_norms
 
 _meters: dict[torch.device, _C.Meter] = {}
@@ -370,7 +370,7 @@ def compile_graph(
         step = steps[-1]
 
         def forward(arguments: list[Any]) -> list[Any]:
-            outputs, flight = device_of(step.captured.device).forward(step, arguments)
+            outputs, flight = flights_on(step.captured.device).forward(step, arguments)
             token = torch.empty(0)
             token.headroom = flight
             return [*outputs, token]
@@ -385,7 +385,7 @@ def compile_graph(
             flight = arguments[0].headroom
             gradients = arguments[1:]
             arguments.clear()
-            return device_of(step.captured.device).backward(flight, gradients)
+            return flights_on(step.captured.device).backward(flight, gradients)
 
         backward._boxed_call = True
         return backward

@@ -66,6 +66,14 @@ class Call:
     workspace_bytes: int = 0
 
 
+class Value(NamedTuple):
+    """A storage."""
+
+    name: str
+    bytes: int
+    resident: bool  # there before the step, and after it
+
+
 @dataclass
 class Capture:
     """A joint graph taken apart. Tensors are numbered; each lies in a value, a storage."""
@@ -76,7 +84,7 @@ class Capture:
     tensors: list[fx.Node] = field(default_factory=list)  # by number: a node that stands for it
     value_of_tensor: list[int] = field(default_factory=list)
     view_call: list[int] = field(default_factory=list)  # by tensor: the call that makes it as a view; -1
-    values: list[tuple[str, int, bool]] = field(default_factory=list)  # name, bytes, resident
+    values: list[Value] = field(default_factory=list)
     forward_inputs: list[int] = field(default_factory=list)
     backward_inputs: list[int] = field(default_factory=list)
     forward_outputs: list[int] = field(default_factory=list)
@@ -86,7 +94,7 @@ class Capture:
     constants: dict[fx.Node, Any] = field(default_factory=dict)  # of get_attr nodes
 
     def resident_bytes(self) -> int:
-        return sum(size for _, size, resident in self.values if resident)
+        return sum(value.bytes for value in self.values if value.resident)
 
 
 def is_tensor(value: object) -> bool:
@@ -149,7 +157,12 @@ def overwritten(call: Call, of: Capture) -> list[int]:
         return []
     value = of.value_of_tensor[of.number[first]] if first in of.number else -1
     others = [of.value_of_tensor[of.number[one]] for one in needs_a_tensor(call.node)[1:] if one in of.number]
-    if value < 0 or of.values[value][2] or value in others or of.values[value][1] != of.values[call.values[0]][1]:
+    if (
+        value < 0
+        or of.values[value].resident
+        or value in others
+        or of.values[value].bytes != of.values[call.values[0]].bytes
+    ):
         return []
     given, made = first.meta["val"], call.node.meta["val"]
     same = (given.shape, given.stride(), given.dtype) == (made.shape, made.stride(), made.dtype)
@@ -200,7 +213,7 @@ def _add_tensor(to: Capture, node: fx.Node, *, resident: bool = False, value: ob
     else:
         to.value_of_tensor.append(len(to.values))
         label = node.name if is_tensor(node.meta.get("val")) else f"{node.name}.{number}"
-        to.values.append((label, storage_bytes(value), resident))
+        to.values.append(Value(label, storage_bytes(value), resident))
     to.number.setdefault(node, number)
     return number
 
@@ -374,12 +387,12 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
             if value in outputs:
                 handed_on.append(value)
                 kept = len(of.values) + len(handed_on) - 1
-                ops.append((f"output {of.values[value][0]}", False, [value], [kept], 0, 0, False, []))
+                ops.append((f"output {of.values[value].name}", False, [value], [kept], 0, 0, False, []))
                 call_of_op.append(-1)
     kept_outputs = list(range(len(of.values), len(of.values) + len(handed_on)))
     tangents = list(dict.fromkeys(of.value_of_tensor[one] for one in of.backward_inputs if one >= 0))
     left = len(of.values) + len(handed_on)
-    workspace = max(0, rest.peak_bytes - rest.left_bytes - sum(of.values[one][1] for one in tangents))
+    workspace = max(0, rest.peak_bytes - rest.left_bytes - sum(of.values[one].bytes for one in tangents))
     ops.append(("the rest of the step", True, kept_outputs, [*tangents, left], 0, workspace, False, []))
     call_of_op.append(-1)
     for position in backward:
@@ -388,13 +401,13 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
     # loss.backward() itself holds the gradient of the loss.
     scalars = [one for one in of.backward_inputs if one >= 0 and of.tensors[one].meta["val"].numel() == 1]
     held = tangents if rest.is_held else [of.value_of_tensor[one] for one in scalars]
-    kept_values = [one for one in dict.fromkeys([*gradients, *held]) if not of.values[one][2]]
+    kept_values = [one for one in dict.fromkeys([*gradients, *held]) if not of.values[one].resident]
     kept_values += [*kept_outputs, left]
     # All values keep their numbers: what no op reads or writes takes part as resident and of no size.
     used = {value for _, _, reads, made, *_ in ops for value in [*reads, *made]}
     for number, (name, size, resident) in enumerate(of.values):
         values.append((name, size, resident, []) if number in used or resident else (name, 0, True, []))
-    values += [(f"{of.values[value][0]} as output", 0, False, [value]) for value in handed_on]
+    values += [(f"{of.values[value].name} as output", 0, False, [value]) for value in handed_on]
     values.append(("left by the rest of the step", rest.left_bytes, False, []))
     return _C.Graph(of.name, values, ops, kept_values), call_of_op
 

@@ -166,7 +166,7 @@ def _bytes_of(tensors: list[torch.Tensor | None]) -> int:
 _devices: dict[torch.device, Device] = {}
 
 
-def device_of(device: torch.device) -> Device:
+def flights_on(device: torch.device) -> Device:
     if device not in _devices:
         _devices[device] = Device(device)
     return _devices[device]

@@ -109,10 +109,10 @@ def fuse(of: Capture) -> Capture:
         if not inlined[position]:
             stored.append(True)
             continue
-        size = max((of.values[value][1] for value in call.values), default=0)
+        size = max((of.values[value].bytes for value in call.values), default=0)
         uses = _uses(call, readers)
         by_others = any(needs_memory(one, call.values) for one in uses)
-        large = sum(of.values[of.value_of_tensor[one]][1] * 2 >= size for one in reads[-1])
+        large = sum(of.values[of.value_of_tensor[one]].bytes * 2 >= size for one in reads[-1])
         meets = large > 1 and len(uses) > 1
         is_output = any(value in output_values for value in call.values)
         most_reads = _MOST_READS if len(uses) > 1 else _MOST_READS_IF_READ_ONCE
@@ -135,8 +135,8 @@ def fill_kernel_costs(of: Capture, fused: Capture, cache: CostCache) -> None:
     fill_costs(replace(fused, calls=others), cache, meter_of(of.device))
     for call, is_own in zip(fused.calls, own, strict=True):
         if is_own and call.values:
-            moved = sum(of.values[value][1] for value in {of.value_of_tensor[one] for one in call.reads})
-            moved += sum(of.values[value][1] for value in call.values)
+            moved = sum(of.values[value].bytes for value in {of.value_of_tensor[one] for one in call.reads})
+            moved += sum(of.values[value].bytes for value in call.values)
             call.time_ns = move_time_ns(moved, cache, of.device)
 
 

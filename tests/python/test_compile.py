@@ -16,7 +16,7 @@ headroom = pytest.importorskip("headroom")
 
 from headroom.aot import Settings, Step, compile_graph  # noqa: E402
 from headroom.capture import Rest  # noqa: E402
-from headroom.flight import Place, device_of  # noqa: E402
+from headroom.flight import Place, flights_on  # noqa: E402
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts  # noqa: E402
 from training_models import CASES, TRANSFORMERS, Trained, loss_of, train  # noqa: E402
 
@@ -49,7 +49,7 @@ class Budgeted:
     def place(self) -> Place:
         """Of the one graph."""
         (step,) = self.steps
-        return device_of(torch.device("cpu")).roots[step]
+        return flights_on(torch.device("cpu")).roots[step]
 
     def predicted_bytes(self) -> int:
         """What its plan says a step adds."""

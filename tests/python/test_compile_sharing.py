@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
-from headroom.flight import device_of  # noqa: E402
+from headroom.flight import flights_on  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -188,7 +188,7 @@ def peaks_with_wide_output(*, holds: bool) -> tuple[int, int]:
         else:
             (output * 2).sum().backward()
         added = meter.peak_bytes() - before
-        (place,) = [one for step, one in device_of(torch.device("cpu")).roots.items() if one.step is step][-1:]
+        (place,) = [one for step, one in flights_on(torch.device("cpu")).roots.items() if one.step is step][-1:]
         assert place.own_rest.is_held == holds
     return added, output.nbytes
 
