@@ -42,6 +42,7 @@ namespace {
 using namespace headroom;
 
 constexpr double kShares[] = {0.9, 0.8, 0.65, 0.5, 0.35, 0.25};
+constexpr int kRandom = 20;  ///< budgets at random
 constexpr int kBetween = 9;  ///< budgets between the smallest and plain training
 
 struct Totals {
@@ -54,6 +55,8 @@ struct Totals {
   int missing = 0;
   int smallest_worse = 0;
   int not_monotone = 0;
+  int between = 0;  ///< plans of others at budgets at random
+  int worse_between = 0;
 };
 
 std::vector<std::filesystem::path> network_files(const std::vector<std::string>& inputs) {
@@ -146,6 +149,41 @@ Problem read_problem(const std::filesystem::path& file) {
   return std::visit([](const auto& one) { return make_problem(one); }, network);
 }
 
+/// -1: there is no plan.
+int64_t time_within(const Front& front, int64_t budget_bytes) {
+  int64_t time_ns = -1;
+  for (const JudgedRuns& plan : front)
+    if (plan.peak_bytes <= budget_bytes) time_ns = plan.time_ns;
+  return time_ns;
+}
+
+/// Every plan that another planner has at budgets at random, against the front at that plan's very peak.
+void compare_between(const Problem& problem, int64_t smallest_bytes, const PlanLimits& limits, Totals& totals) {
+  const FlatGraph flat(problem.graph);
+  const Front front = make_auto_front(problem, flat, limits).plans;
+  testing::Random random(1);
+  for (int i = 0; i < kRandom; ++i) {
+    const PlanRequest request{random.number(smallest_bytes, problem.base_peak_bytes), limits};
+    for (const Planner& planner : planners()) {
+      if (planner.name == "auto") continue;
+      try {
+        const Plan plan = make_plan(planner, problem, request);
+        if (!plan.time_ns) continue;
+        ++totals.between;
+        const int64_t time_ns = time_within(front, *plan.peak_bytes);
+        if (time_ns >= 0 && time_ns <= *plan.time_ns) continue;
+        ++totals.worse_between;
+        std::printf("%s at %lld: WORSE than %s, %s instead of %s\n", problem.graph.name().c_str(),
+                    static_cast<long long>(*plan.peak_bytes), std::string(planner.name).c_str(),
+                    time_ns < 0 ? "none" : percent(time_ns, problem.base_time_ns).c_str(),
+                    percent(*plan.time_ns, problem.base_time_ns).c_str());
+      } catch (const NotApplicable&) {
+        continue;
+      }
+    }
+  }
+}
+
 void bench(const std::filesystem::path& file, Effort effort, Totals& totals) {
   const Problem problem = read_problem(file);
   PlanRequest request;
@@ -178,6 +216,7 @@ void bench(const std::filesystem::path& file, Effort effort, Totals& totals) {
     }
     last_ns = time_ns;
   }
+  compare_between(problem, smallest_bytes, request.limits, totals);
 }
 
 void bench_time(const std::filesystem::path& file, Effort effort) {
@@ -210,14 +249,6 @@ struct Shares {
 
 int64_t value_count(const Graph& graph) {
   return std::ranges::count_if(graph.values(), [](const Value& value) { return !value.resident; });
-}
-
-/// -1: there is no plan.
-int64_t time_within(const Front& front, int64_t budget_bytes) {
-  int64_t time_ns = -1;
-  for (const JudgedRuns& plan : front)
-    if (plan.peak_bytes <= budget_bytes) time_ns = plan.time_ns;
-  return time_ns;
 }
 
 void compare_with_optimum(const Problem& problem, Effort effort, uint64_t seed, Shares& shares) {
@@ -325,8 +356,10 @@ int main(int argc, char** argv) {
   }
   std::printf(
       "\n%d cases: better than all others in %d, equal in %d (%d of them proved optimal), worse in %d, without a plan "
-      "where another has one in %d; a larger smallest budget in %d; not monotone in %d; proved optimal in %d\n",
+      "where another has one in %d; a larger smallest budget in %d; not monotone in %d; proved optimal in %d\n"
+      "%d plans of others at random budgets: slower than one of them at its peak in %d\n",
       totals.cases, totals.better, totals.equal, totals.equal_proved, totals.worse, totals.missing,
-      totals.smallest_worse, totals.not_monotone, totals.proved);
-  return totals.worse + totals.missing + totals.smallest_worse + totals.not_monotone == 0 ? 0 : 1;
+      totals.smallest_worse, totals.not_monotone, totals.proved, totals.between, totals.worse_between);
+  return totals.worse + totals.missing + totals.smallest_worse + totals.not_monotone + totals.worse_between == 0 ? 0
+                                                                                                                 : 1;
 }

@@ -7,12 +7,15 @@
 #include "headroom/plan/auto_front.h"
 #include "headroom/plan/chain.h"
 #include "headroom/plan/exhaustive.h"
+#include "headroom/plan/lower_sets.h"
 #include "headroom/plan/memory_bound.h"
 
 namespace headroom {
 namespace {
 
 constexpr int64_t kFewStates = 10'000;
+constexpr int64_t kFewOps = 200;             ///< up to here `lower-sets` takes little time
+constexpr int64_t kChainWork = 100'000'000;  ///< to follow a table of `chain`, divided among decisions
 
 bool is_small(const Graph& graph, Effort effort) {
   const auto is_resident = [](const Value& value) { return value.resident; };
@@ -27,18 +30,18 @@ int64_t slots_for(int length) {
   return std::clamp<int64_t>(static_cast<int64_t>(kWork / cube), length <= 512 ? 500 : 50, 4000);
 }
 
-/// `chain`'s plans within each budget: of tables for plain training's peak and for less, which are finer.
-std::vector<Schedule> chain_plans(const Problem& problem, const std::vector<int64_t>& budgets_bytes,
-                                  const PlanLimits& limits) {
+/// `chain`'s plans: of tables for plain training's peak and for less, which are finer.
+std::vector<Schedule> chain_plans(const Problem& problem, const PlanLimits& limits) {
   std::vector<Schedule> plans;
   if (!problem.chain) return plans;
+  const int64_t length = problem.chain->length();
   const int64_t resident_bytes = problem.graph.resident_bytes();
   for (const int64_t part : {1, 3}) {
     const int64_t most_bytes = resident_bytes + (problem.base_peak_bytes - resident_bytes) / part;
     try {
-      for (std::optional<Schedule>& schedule : plan_chain_budgets(*problem.chain, most_bytes, budgets_bytes,
-                                                                  slots_for(problem.chain->length()), limits.threads))
-        if (schedule) plans.push_back(std::move(*schedule));
+      std::ranges::move(plan_chain_front(*problem.chain, most_bytes, slots_for(problem.chain->length()),
+                                         kChainWork / (length * length), limits.threads),
+                        std::back_inserter(plans));
     } catch (const NotApplicable&) {
       return plans;
     }
@@ -46,21 +49,17 @@ std::vector<Schedule> chain_plans(const Problem& problem, const std::vector<int6
   return plans;
 }
 
-int64_t least_chain_bytes(const Problem& problem) {
-  if (!problem.chain) return 0;
-  try {
-    return plan_chain(*problem.chain, {0, {}}).smallest_budget_bytes;
-  } catch (const NotApplicable&) {
-    return 0;
-  }
-}
-
 }  // namespace
 
 Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
-  std::vector<int64_t> targets = level_targets(problem.base_peak_bytes, peak_lower_bound_bytes(flat));
-  targets.push_back(least_chain_bytes(problem));
-  std::vector<Schedule> starts = chain_plans(problem, targets, limits);
+  std::vector<Schedule> starts = chain_plans(problem, limits);
+  if (std::ssize(problem.graph.ops()) <= kFewOps) {
+    try {
+      std::ranges::move(lower_set_plans(problem.graph, limits), std::back_inserter(starts));
+    } catch (const NotApplicable&) {
+      // The other starts do.
+    }
+  }
   // For the least memory.
   for (const char* name : {"division-tree", "peak-linear"}) {
     try {
@@ -160,16 +159,7 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
   }
   Timeline best(flat);
   best.assign(within->runs);
-  if (is_exact) {
-    result.lower_bound_ns = best.time_ns();
-  } else {
-    // Between the levels of the front, `chain` has a plan for every budget.
-    for (const Schedule& schedule : chain_plans(problem, {budget_bytes}, request.limits)) {
-      Timeline other(flat);
-      other.assign(runs_of(schedule));
-      if (other.peak_bytes() <= budget_bytes && other.time_ns() < best.time_ns()) best = std::move(other);
-    }
-  }
+  if (is_exact) result.lower_bound_ns = best.time_ns();
   result.schedule = best.schedule();
   result.status = front.limit_reached && !is_exact ? PlanStatus::kTimeout : PlanStatus::kFeasible;
   return result;
