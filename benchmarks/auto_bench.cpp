@@ -160,7 +160,7 @@ int64_t time_within(const Front& front, int64_t budget_bytes) {
 /// Every plan that another planner has at budgets at random, against the front at that plan's very peak.
 void compare_between(const Problem& problem, int64_t smallest_bytes, const PlanLimits& limits, Totals& totals) {
   const FlatGraph flat(problem.graph);
-  const Front front = make_auto_front(problem, flat, limits).plans;
+  const AutoFront front = make_auto_front(problem, flat, limits);
   testing::Random random(1);
   for (int i = 0; i < kRandom; ++i) {
     const PlanRequest request{random.number(smallest_bytes, problem.base_peak_bytes), limits};
@@ -170,12 +170,12 @@ void compare_between(const Problem& problem, int64_t smallest_bytes, const PlanL
         const Plan plan = make_plan(planner, problem, request);
         if (!plan.time_ns) continue;
         ++totals.between;
-        const int64_t time_ns = time_within(front, *plan.peak_bytes);
-        if (time_ns >= 0 && time_ns <= *plan.time_ns) continue;
+        const std::optional<JudgedRuns> found = pick_within(flat, front, *plan.peak_bytes);
+        if (found && found->time_ns <= *plan.time_ns) continue;
         ++totals.worse_between;
         std::printf("%s at %lld: WORSE than %s, %s instead of %s\n", problem.graph.name().c_str(),
                     static_cast<long long>(*plan.peak_bytes), std::string(planner.name).c_str(),
-                    time_ns < 0 ? "none" : percent(time_ns, problem.base_time_ns).c_str(),
+                    found ? percent(found->time_ns, problem.base_time_ns).c_str() : "none",
                     percent(*plan.time_ns, problem.base_time_ns).c_str());
       } catch (const NotApplicable&) {
         continue;

@@ -141,6 +141,12 @@ AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const P
   return front;
 }
 
+std::optional<JudgedRuns> pick_within(const FlatGraph& flat, const AutoFront& front, int64_t budget_bytes) {
+  if (budget_bytes < front.exact_from_bytes) return plan_within(flat, front.plans, budget_bytes);
+  const auto within = find_within(front.plans, budget_bytes);
+  return within == front.plans.end() ? std::nullopt : std::optional(*within);
+}
+
 PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions&) {
   const int64_t budget_bytes = *request.budget_bytes;
   const FlatGraph flat(problem.graph);
@@ -151,8 +157,8 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
   result.smallest_budget_bytes = front.plans.front().peak_bytes;
   const MemoryBound bound = memory_bound(problem.graph, budget_bytes);
   result.lower_bound_ns = bound.time_ns;
-  const auto within = find_within(front.plans, budget_bytes);
-  if (within == front.plans.end()) {
+  const std::optional<JudgedRuns> within = pick_within(flat, front, budget_bytes);
+  if (!within) {
     const bool is_proved = is_exact || budget_bytes < peak_lower_bound_bytes(flat) || !bound.is_feasible;
     result.status = is_proved ? PlanStatus::kInfeasible : open;
     return result;
@@ -167,9 +173,12 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
 
 std::vector<CurvePoint> auto_curve(const Problem& problem, const PlanLimits& limits) {
   const FlatGraph flat(problem.graph);
+  const AutoFront front = make_auto_front(problem, flat, limits);
+  std::vector<JudgedRuns> plans = front.plans;
+  for (const int64_t budget_bytes : level_targets(problem.base_peak_bytes, front.plans.front().peak_bytes))
+    plans.push_back(*pick_within(flat, front, budget_bytes));
   std::vector<CurvePoint> points;
-  for (const JudgedRuns& plan : make_auto_front(problem, flat, limits).plans)
-    points.push_back({plan.peak_bytes, plan.time_ns});
+  for (const JudgedRuns& plan : undominated(std::move(plans))) points.push_back({plan.peak_bytes, plan.time_ns});
   return points;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "headroom/plan/auto_front.h"
@@ -56,10 +57,13 @@ struct AutoFront {
 /// What plan_auto() picks from. `flat` is the problem's graph.
 AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
 
-/// The same without `exhaustive`.
+/// plan_auto()'s plan: plan_within(), or the front's own where that is proved optimal.
+std::optional<JudgedRuns> pick_within(const FlatGraph& flat, const AutoFront& front, int64_t budget_bytes);
+
+/// make_auto_front() without `exhaustive`.
 Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
 
-/// make_auto_front() as points, smallest peak first.
+/// make_auto_front() and pick_within() budgets evenly apart as points, smallest peak first.
 std::vector<CurvePoint> auto_curve(const Problem& problem, const PlanLimits& limits);
 
 }  // namespace headroom

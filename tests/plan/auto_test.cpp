@@ -329,18 +329,19 @@ TEST(PlanAuto, NeverSlowerThanAnotherPlannerAtAnyBudget) {
   int compared = 0;
   for (const Problem& problem : problems) {
     const PlanLimits limits{.effort = Effort::kLow, .threads = 1};
-    const std::vector<CurvePoint> front = auto_curve(problem, limits);
+    const FlatGraph flat(problem.graph);
+    const AutoFront front = make_auto_front(problem, flat, limits);
     for (int i = 0; i < 30; ++i) {
-      const PlanRequest request{random.number(front.front().peak_bytes, problem.base_peak_bytes), limits};
+      const PlanRequest request{random.number(front.plans.front().peak_bytes, problem.base_peak_bytes), limits};
       for (const Planner& planner : planners()) {
         if (planner.name == "auto" || planner.name == "exhaustive") continue;
         if (!planner.takes_graphs && !problem.chain) continue;
         const Plan other = make_plan(planner, problem, request);
         if (!other.time_ns) continue;
         ++compared;
-        const auto above = std::ranges::upper_bound(front, *other.peak_bytes, {}, &CurvePoint::peak_bytes);
-        ASSERT_NE(above, front.begin()) << planner.name << " within " << *request.budget_bytes;
-        ASSERT_LE(std::prev(above)->time_ns, *other.time_ns) << planner.name << " at " << *other.peak_bytes;
+        const std::optional<JudgedRuns> plan = pick_within(flat, front, *other.peak_bytes);
+        ASSERT_TRUE(plan) << planner.name << " within " << *request.budget_bytes;
+        ASSERT_LE(plan->time_ns, *other.time_ns) << planner.name << " at " << *other.peak_bytes;
       }
     }
   }
