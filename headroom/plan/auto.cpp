@@ -14,7 +14,8 @@ namespace headroom {
 namespace {
 
 constexpr int64_t kFewStates = 10'000;
-constexpr int64_t kFewOps = 200;             ///< up to here `lower-sets` takes little time
+constexpr int64_t kFewOps = 200;  ///< up to here `lower-sets` takes little time
+constexpr int64_t kFewOpsAtHighEffort = 2'000;
 constexpr int64_t kChainWork = 100'000'000;  ///< to follow a table of `chain`, divided among decisions
 
 bool is_small(const Graph& graph, Effort effort) {
@@ -53,7 +54,7 @@ std::vector<Schedule> chain_plans(const Problem& problem, const PlanLimits& limi
 
 Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
   std::vector<Schedule> starts = chain_plans(problem, limits);
-  if (std::ssize(problem.graph.ops()) <= kFewOps) {
+  if (std::ssize(problem.graph.ops()) <= (limits.effort == Effort::kHigh ? kFewOpsAtHighEffort : kFewOps)) {
     try {
       std::ranges::move(lower_set_plans(problem.graph, limits), std::back_inserter(starts));
     } catch (const NotApplicable&) {

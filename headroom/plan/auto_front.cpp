@@ -18,6 +18,8 @@ constexpr int kLevels = 40;                                              ///< do
 constexpr int kBetween = 3;                                              ///< targets between two levels of short graphs
 constexpr int kMostMiddles = 30;                                         ///< made on the way to one budget
 constexpr int32_t kCarefulRunsPerMove = 100;                             ///< at levels that do not come by themselves
+constexpr int64_t kFewReruns = 16;                                       ///< up to here each of them is changed
+constexpr int kMiddleTries = 24;                                         ///< so often
 constexpr int kHalvings = 5;                                             ///< below the last level that has a plan
 constexpr int kNoise = 60;                                               ///< percent
 constexpr std::array<size_t, 6> kMostInsertions = {1, 2, 4, 6, 12, 32};  ///< which is best differs: each in turn
@@ -465,6 +467,16 @@ std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front,
     keep_better();
     search.assign(upper.runs);
     if (search.descend(target_bytes, {.most_ns = slightly_more(middle.time_ns)})) keep_better();
+    // Few reruns: which ones makes much of a difference, and tries are quick.
+    const bool has_few = std::ssize(middle.runs) <= flat.op_count + kFewReruns;
+    search.seed(static_cast<uint64_t>(target_bytes));
+    for (int k = 0; has_few && k < kMiddleTries; ++k) {
+      search.assign(middle.runs);
+      search.remember();
+      if (!search.ruin(1 + static_cast<int>(search.random(kMostRuined)))) break;
+      const size_t most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
+      if (search.descend(target_bytes, {most_insertions, kNoise, false, slightly_more(middle.time_ns)})) keep_better();
+    }
     if (middle.peak_bytes > budget_bytes) {
       upper = std::move(middle);
     } else {
