@@ -468,7 +468,7 @@ std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front,
     search.assign(upper.runs);
     if (search.descend(target_bytes, {.most_ns = slightly_more(middle.time_ns)})) keep_better();
     // Few reruns: which ones makes much of a difference, and tries are quick.
-    const bool has_few = std::ssize(middle.runs) <= flat.op_count + kFewReruns;
+    const bool has_few = std::ssize(middle.runs) <= std::ssize(front.back().runs) + kFewReruns;
     search.seed(static_cast<uint64_t>(target_bytes));
     for (int k = 0; has_few && k < kMiddleTries; ++k) {
       search.assign(middle.runs);
