@@ -111,7 +111,7 @@ class RunSearch {
   std::optional<Removal> find_removal(int32_t position, int64_t target_bytes) const;
   void drop_early_runs();
   void put_off(int32_t position);
-  bool fits_with_others(const Removal& removal, std::span<const Removal> others, int64_t target_bytes) const;
+  bool fits_with_others(const Removal& removal, int64_t target_bytes) const;
   void restart();
   void try_runs(const std::vector<int32_t>& runs);
   void try_without(std::span<const Removal> removals);
@@ -134,7 +134,9 @@ class RunSearch {
   double best_bound_ = 0;                            ///< of them, without noise
   std::vector<std::pair<int32_t, int32_t>> banned_;  ///< (value, before) that did not help in the present sequence
   std::vector<int32_t> edited_;
-  std::vector<int64_t> added_;  ///< by position: kept in addition where runs go that prune() has chosen
+  std::vector<int64_t> added_;       ///< by position: kept in addition where runs go that prune() has chosen
+  std::vector<int64_t> most_added_;  ///< by block of positions
+  std::vector<uint8_t> is_removed_;  ///< by op: one of those runs is of it
   std::vector<uint8_t> evicted_;
   std::vector<uint8_t> relied_;
   std::vector<int32_t> open_;
