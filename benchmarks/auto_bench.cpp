@@ -1,21 +1,22 @@
 // `auto` against all other planners, on every network file of some folders, or against the optimum:
 //
-//     build/benchmarks/auto_bench [--effort low|normal|high] [FOLDER_OR_FILE...]       (default: examples)
+//     build/benchmarks/auto_bench [--effort low|normal|high] [--random N] [FOLDER_OR_FILE...]   (default: examples)
 //     build/benchmarks/auto_bench --optimum N [--effort low|normal|high]               (default: high)
 //     build/benchmarks/auto_bench --time [--effort low|normal|high] [FOLDER_OR_FILE...]
 //
 // For each file and budget: the extra time of `auto` over plain training, the best of the others, what no plan is
 // below, and the time to plan on one thread. The last rows of a file are at the smallest budget that `auto` has a plan
-// for, and at budgets in between, where a larger one must not be slower. Then every other planner is asked at budgets at
-// random, and `auto` at the very peaks of their plans. Exits with 1 where `auto` is slower than another planner, where
-// another one has a plan and it has none, where another one does with less memory, or where it is not monotone. Where `auto` is no faster than another, the row says whether the bound proves that no plan is.
+// for, and at budgets in between, where a larger one must not be slower. Then every other planner is asked at N (20)
+// budgets at random, and `auto` at the very peaks of their plans. Exits with 1 where `auto` is slower than another
+// planner, where another one has a plan and it has none, where another one does with less memory, or where it is not
+// monotone. Where `auto` is no faster than another, the row says whether the bound proves that no plan is.
 //
 // --optimum: N seeded random graphs and N chains that `exhaustive` takes, at three budgets each from the smallest to
 // plain training: the share in which `auto` has the optimum, and in which the search alone has it, which `auto` is
 // only above a number of values. Exits with 1 where the share of `auto` is below 99 %, or a bound above the optimum.
 //
 // --time: processor time to plan within 0.6 of plain training's peak on one thread, the least of five, and that for each
-// op: networks of more and more equal blocks take about the same.
+// op, to see how it grows with the number of equal blocks.
 
 #include <algorithm>
 #include <cstdio>
@@ -43,7 +44,6 @@ namespace {
 using namespace headroom;
 
 constexpr double kShares[] = {0.9, 0.8, 0.65, 0.5, 0.35, 0.25};
-constexpr int kRandom = 20;  ///< budgets at random
 constexpr int kBetween = 9;  ///< budgets between the smallest and plain training
 
 struct Totals {
@@ -159,11 +159,12 @@ int64_t time_within(const Front& front, int64_t budget_bytes) {
 }
 
 /// Every plan that another planner has at budgets at random, against the front at that plan's very peak.
-void compare_between(const Problem& problem, int64_t smallest_bytes, const PlanLimits& limits, Totals& totals) {
+void compare_between(const Problem& problem, int64_t smallest_bytes, const PlanLimits& limits, int budgets,
+                     Totals& totals) {
   const FlatGraph flat(problem.graph);
   const AutoFront front = make_auto_front(problem, flat, limits);
   testing::Random random(1);
-  for (int i = 0; i < kRandom; ++i) {
+  for (int i = 0; i < budgets; ++i) {
     const PlanRequest request{random.number(smallest_bytes, problem.base_peak_bytes), limits};
     for (const Planner& planner : planners()) {
       if (planner.name == "auto") continue;
@@ -185,7 +186,7 @@ void compare_between(const Problem& problem, int64_t smallest_bytes, const PlanL
   }
 }
 
-void bench(const std::filesystem::path& file, Effort effort, Totals& totals) {
+void bench(const std::filesystem::path& file, Effort effort, int random_budgets, Totals& totals) {
   const Problem problem = read_problem(file);
   PlanRequest request;
   request.limits.threads = 1;
@@ -217,7 +218,7 @@ void bench(const std::filesystem::path& file, Effort effort, Totals& totals) {
     }
     last_ns = time_ns;
   }
-  compare_between(problem, smallest_bytes, request.limits, totals);
+  compare_between(problem, smallest_bytes, request.limits, random_budgets, totals);
 }
 
 void bench_time(const std::filesystem::path& file, Effort effort) {
@@ -326,6 +327,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> inputs;
   std::optional<Effort> effort;
   int optimum = 0;
+  int random_budgets = 20;
   bool only_time = false;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
@@ -334,6 +336,8 @@ int main(int argc, char** argv) {
       effort = name == "low" ? Effort::kLow : name == "high" ? Effort::kHigh : Effort::kNormal;
     } else if (word == "--optimum" && i + 1 < argc) {
       optimum = std::atoi(argv[++i]);
+    } else if (word == "--random" && i + 1 < argc) {
+      random_budgets = std::atoi(argv[++i]);
     } else if (word == "--time") {
       only_time = true;
     } else {
@@ -353,7 +357,7 @@ int main(int argc, char** argv) {
   std::printf("| --- | --- | --- | --- | --- | --- | --- | --- |\n");
   try {
     for (const std::filesystem::path& file : network_files(inputs))
-      bench(file, effort.value_or(Effort::kNormal), totals);
+      bench(file, effort.value_or(Effort::kNormal), random_budgets, totals);
   } catch (const InvalidInput& error) {
     std::fprintf(stderr, "auto_bench: %s\n", error.what());
     return 2;
