@@ -17,7 +17,7 @@ namespace {
 constexpr int kLevels = 40;                                              ///< down from plain training's peak, evenly
 constexpr int kBetween = 3;                                              ///< targets between two levels of short graphs
 constexpr int kMostMiddles = 30;                                         ///< made on the way to one budget
-constexpr int32_t kCarefulRunsPerMove = 100;                             ///< at levels that do not come by themselves
+constexpr int32_t kCarefulRunsPerMove = 100;                             ///< in polish, and near the smallest budget
 constexpr int64_t kFewReruns = 16;                                       ///< up to here each of them is changed
 constexpr int kMiddleTries = 24;                                         ///< so often
 constexpr int kHalvings = 5;                                             ///< below the last level that has a plan
