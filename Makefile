@@ -5,6 +5,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 JOBS ?= $(shell nproc)
+INSTANCES ?=
 # clang 14's sanitizers do not start on kernels that randomise addresses widely.
 SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 TORCH_PREFIX := .venv/bin/python -W ignore -c 'import torch; print(torch.utils.cmake_prefix_path)'
@@ -35,11 +36,16 @@ train:  ## compile build/headroom-train as well, which needs PyTorch
 demo: train  ## train a GPT and a DenseNet, plainly and in a third of the memory
 	@tools/demo.sh
 
-bench:  ## compile and run the benchmarks
-	tools/setup.sh bench
-	cmake --preset release -DHEADROOM_BENCHMARKS=ON
+bench:  ## compile and run the benchmarks (INSTANCES=FOLDER: with more graphs for auto)
+	tools/setup.sh bench torch
+	cmake --preset release -DHEADROOM_BENCHMARKS=ON -DHEADROOM_RUNTIME=ON -DHEADROOM_PYTHON=ON -DPython_EXECUTABLE="$(CURDIR)/.venv/bin/python"
 	cmake --build --preset release --parallel $(JOBS)
-	for bench in build/benchmarks/*_bench; do $$bench; done
+	PYTHONPATH=build/python .venv/bin/python benchmarks/capture_graphs.py build/graphs
+	python3 examples/make_networks.py --out-dir build/networks
+	for layers in 12 24 48 96; do python3 examples/make_networks.py --out-dir build/blocks --layers $$layers gpt2 llama; done
+	for bench in build/benchmarks/*_bench; do [[ $$bench == */auto_bench ]] || $$bench; done
+	build/benchmarks/auto_bench --time build/networks build/blocks
+	build/benchmarks/auto_bench examples build/networks build/graphs $(INSTANCES)
 
 $(REPORT): $(wildcard report/src/* report/*.json report/build.mjs)
 	tools/setup.sh report

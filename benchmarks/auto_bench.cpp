@@ -1,20 +1,22 @@
 // `auto` against all other planners, on every network file of some folders, or against the optimum:
 //
-//     build/benchmarks/auto_bench [--effort low|normal|high] [FOLDER_OR_FILE...]       (default: examples)
+//     build/benchmarks/auto_bench [--effort low|normal|high] [--random N] [FOLDER_OR_FILE...]   (default: examples)
 //     build/benchmarks/auto_bench --optimum N [--effort low|normal|high]               (default: high)
 //     build/benchmarks/auto_bench --time [--effort low|normal|high] [FOLDER_OR_FILE...]
 //
 // For each file and budget: the extra time of `auto` over plain training, the best of the others, what no plan is
 // below, and the time to plan on one thread. The last rows of a file are at the smallest budget that `auto` has a plan
-// for, and at budgets in between, where a larger one must not be slower. Exits with 1 where `auto` is slower than
-// another planner, where another one has a plan and it has none, where another one does with less memory, or where it
-// is not monotone. Where `auto` is no faster than another, the row says whether the bound proves that no plan is.
+// for, and at budgets in between, where a larger one must not be slower. Then every other planner is asked at N (20)
+// budgets at random, and `auto` at the very peaks of their plans. Exits with 1 where `auto` is slower than another
+// planner, where another one has a plan and it has none, where another one does with less memory, or where it is not
+// monotone. Where `auto` is no faster than another, the row says whether the bound proves that no plan is.
 //
 // --optimum: N seeded random graphs and N chains that `exhaustive` takes, at three budgets each from the smallest to
 // plain training: the share in which `auto` has the optimum, and in which the search alone has it, which `auto` is
 // only above a number of values. Exits with 1 where the share of `auto` is below 99 %, or a bound above the optimum.
 //
-// --time: processor time to plan within 0.6 of plain training's peak on one thread, the least of five.
+// --time: processor time to plan within 0.6 of plain training's peak on one thread, the least of five, and that for each
+// op, to see how it grows with the number of equal blocks.
 
 #include <algorithm>
 #include <cstdio>
@@ -54,6 +56,8 @@ struct Totals {
   int missing = 0;
   int smallest_worse = 0;
   int not_monotone = 0;
+  int between = 0;  ///< plans of others at budgets at random
+  int worse_between = 0;
 };
 
 std::vector<std::filesystem::path> network_files(const std::vector<std::string>& inputs) {
@@ -146,7 +150,43 @@ Problem read_problem(const std::filesystem::path& file) {
   return std::visit([](const auto& one) { return make_problem(one); }, network);
 }
 
-void bench(const std::filesystem::path& file, Effort effort, Totals& totals) {
+/// -1: there is no plan.
+int64_t time_within(const Front& front, int64_t budget_bytes) {
+  int64_t time_ns = -1;
+  for (const JudgedRuns& plan : front)
+    if (plan.peak_bytes <= budget_bytes) time_ns = plan.time_ns;
+  return time_ns;
+}
+
+/// Every plan that another planner has at budgets at random, against the front at that plan's very peak.
+void compare_between(const Problem& problem, int64_t smallest_bytes, const PlanLimits& limits, int budgets,
+                     Totals& totals) {
+  const FlatGraph flat(problem.graph);
+  const AutoFront front = make_auto_front(problem, flat, limits);
+  testing::Random random(1);
+  for (int i = 0; i < budgets; ++i) {
+    const PlanRequest request{random.number(smallest_bytes, problem.base_peak_bytes), limits};
+    for (const Planner& planner : planners()) {
+      if (planner.name == "auto") continue;
+      try {
+        const Plan plan = make_plan(planner, problem, request);
+        if (!plan.time_ns) continue;
+        ++totals.between;
+        const std::optional<JudgedRuns> found = pick_within(flat, front, *plan.peak_bytes);
+        if (found && found->time_ns <= *plan.time_ns) continue;
+        ++totals.worse_between;
+        std::printf("%s at %lld: WORSE than %s, %s instead of %s\n", problem.graph.name().c_str(),
+                    static_cast<long long>(*plan.peak_bytes), std::string(planner.name).c_str(),
+                    found ? percent(found->time_ns, problem.base_time_ns).c_str() : "none",
+                    percent(*plan.time_ns, problem.base_time_ns).c_str());
+      } catch (const NotApplicable&) {
+        continue;
+      }
+    }
+  }
+}
+
+void bench(const std::filesystem::path& file, Effort effort, int random_budgets, Totals& totals) {
   const Problem problem = read_problem(file);
   PlanRequest request;
   request.limits.threads = 1;
@@ -178,6 +218,7 @@ void bench(const std::filesystem::path& file, Effort effort, Totals& totals) {
     }
     last_ns = time_ns;
   }
+  compare_between(problem, smallest_bytes, request.limits, random_budgets, totals);
 }
 
 void bench_time(const std::filesystem::path& file, Effort effort) {
@@ -192,7 +233,9 @@ void bench_time(const std::filesystem::path& file, Effort effort) {
     plan = make_plan(get_planner("auto"), problem, request);
     least_s = std::min(least_s, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
   }
-  std::printf("| %s | %zu | %.3f | %s | %s |\n", problem.graph.name().c_str(), problem.graph.ops().size(), least_s,
+  const size_t ops = problem.graph.ops().size();
+  std::printf("| %s | %zu | %.3f | %.0f | %s | %s |\n", problem.graph.name().c_str(), ops, least_s,
+              1e6 * least_s / static_cast<double>(ops),
               plan->time_ns ? percent(*plan->time_ns, problem.base_time_ns).c_str() : "none",
               percent(plan->result.lower_bound_ns, problem.base_time_ns).c_str());
   std::fflush(stdout);
@@ -210,14 +253,6 @@ struct Shares {
 
 int64_t value_count(const Graph& graph) {
   return std::ranges::count_if(graph.values(), [](const Value& value) { return !value.resident; });
-}
-
-/// -1: there is no plan.
-int64_t time_within(const Front& front, int64_t budget_bytes) {
-  int64_t time_ns = -1;
-  for (const JudgedRuns& plan : front)
-    if (plan.peak_bytes <= budget_bytes) time_ns = plan.time_ns;
-  return time_ns;
 }
 
 void compare_with_optimum(const Problem& problem, Effort effort, uint64_t seed, Shares& shares) {
@@ -292,6 +327,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> inputs;
   std::optional<Effort> effort;
   int optimum = 0;
+  int random_budgets = 20;
   bool only_time = false;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
@@ -300,6 +336,8 @@ int main(int argc, char** argv) {
       effort = name == "low" ? Effort::kLow : name == "high" ? Effort::kHigh : Effort::kNormal;
     } else if (word == "--optimum" && i + 1 < argc) {
       optimum = std::atoi(argv[++i]);
+    } else if (word == "--random" && i + 1 < argc) {
+      random_budgets = std::atoi(argv[++i]);
     } else if (word == "--time") {
       only_time = true;
     } else {
@@ -309,7 +347,8 @@ int main(int argc, char** argv) {
   if (optimum > 0) return bench_optimum(optimum, effort.value_or(Effort::kHigh));
   if (inputs.empty()) inputs.emplace_back("examples");
   if (only_time) {
-    std::printf("| network | ops | s | extra time | no plan below |\n| --- | --- | --- | --- | --- |\n");
+    std::printf(
+        "| network | ops | s | us an op | extra time | no plan below |\n| --- | --- | --- | --- | --- | --- |\n");
     for (const std::filesystem::path& file : network_files(inputs)) bench_time(file, effort.value_or(Effort::kNormal));
     return 0;
   }
@@ -318,15 +357,17 @@ int main(int argc, char** argv) {
   std::printf("| --- | --- | --- | --- | --- | --- | --- | --- |\n");
   try {
     for (const std::filesystem::path& file : network_files(inputs))
-      bench(file, effort.value_or(Effort::kNormal), totals);
+      bench(file, effort.value_or(Effort::kNormal), random_budgets, totals);
   } catch (const InvalidInput& error) {
     std::fprintf(stderr, "auto_bench: %s\n", error.what());
     return 2;
   }
   std::printf(
       "\n%d cases: better than all others in %d, equal in %d (%d of them proved optimal), worse in %d, without a plan "
-      "where another has one in %d; a larger smallest budget in %d; not monotone in %d; proved optimal in %d\n",
+      "where another has one in %d; a larger smallest budget in %d; not monotone in %d; proved optimal in %d\n"
+      "%d plans of others at random budgets: slower than one of them at its peak in %d\n",
       totals.cases, totals.better, totals.equal, totals.equal_proved, totals.worse, totals.missing,
-      totals.smallest_worse, totals.not_monotone, totals.proved);
-  return totals.worse + totals.missing + totals.smallest_worse + totals.not_monotone == 0 ? 0 : 1;
+      totals.smallest_worse, totals.not_monotone, totals.proved, totals.between, totals.worse_between);
+  return totals.worse + totals.missing + totals.smallest_worse + totals.not_monotone + totals.worse_between == 0 ? 0
+                                                                                                                 : 1;
 }

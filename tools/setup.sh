@@ -12,9 +12,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 packages_of() {
   case $1 in
     build) echo g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev ;;
-    bench) echo "$(packages_of build)" libbenchmark-dev ;;
+    bench) echo "$(packages_of build)" libbenchmark-dev python3-venv ;;
     test) echo "$(packages_of bench)" libgtest-dev libgmock-dev \
-      clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev python3-venv chromium ;;
+      clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev chromium ;;
     docs) echo python3-venv ;;
     report) type node npm >/dev/null 2>&1 || echo nodejs npm ;; # not beside those of another origin
     torch) echo python3-venv python3-dev ;;
@@ -76,7 +76,7 @@ for component in "$@"; do
   # shellcheck disable=SC2086
   install_packages $packages
   case $component in
-    test | docs) install_python_packages ;;
+    bench | test | docs) install_python_packages ;;
     torch) install_torch ;;
   esac
 done

@@ -7,12 +7,16 @@
 #include "headroom/plan/auto_front.h"
 #include "headroom/plan/chain.h"
 #include "headroom/plan/exhaustive.h"
+#include "headroom/plan/lower_sets.h"
 #include "headroom/plan/memory_bound.h"
 
 namespace headroom {
 namespace {
 
 constexpr int64_t kFewStates = 10'000;
+constexpr int64_t kFewOps = 200;  ///< up to here `lower-sets` takes little time
+constexpr int64_t kFewOpsAtHighEffort = 2'000;
+constexpr int64_t kChainWork = 100'000'000;  ///< to follow a table of `chain`, divided among decisions
 
 bool is_small(const Graph& graph, Effort effort) {
   const auto is_resident = [](const Value& value) { return value.resident; };
@@ -27,18 +31,18 @@ int64_t slots_for(int length) {
   return std::clamp<int64_t>(static_cast<int64_t>(kWork / cube), length <= 512 ? 500 : 50, 4000);
 }
 
-/// `chain`'s plans within each budget: of tables for plain training's peak and for less, which are finer.
-std::vector<Schedule> chain_plans(const Problem& problem, const std::vector<int64_t>& budgets_bytes,
-                                  const PlanLimits& limits) {
+/// `chain`'s plans: of tables for plain training's peak and for less, which are finer.
+std::vector<Schedule> chain_plans(const Problem& problem, const PlanLimits& limits) {
   std::vector<Schedule> plans;
   if (!problem.chain) return plans;
+  const int64_t length = problem.chain->length();
   const int64_t resident_bytes = problem.graph.resident_bytes();
   for (const int64_t part : {1, 3}) {
     const int64_t most_bytes = resident_bytes + (problem.base_peak_bytes - resident_bytes) / part;
     try {
-      for (std::optional<Schedule>& schedule : plan_chain_budgets(*problem.chain, most_bytes, budgets_bytes,
-                                                                  slots_for(problem.chain->length()), limits.threads))
-        if (schedule) plans.push_back(std::move(*schedule));
+      std::ranges::move(plan_chain_front(*problem.chain, most_bytes, slots_for(problem.chain->length()),
+                                         kChainWork / (length * length), limits.threads),
+                        std::back_inserter(plans));
     } catch (const NotApplicable&) {
       return plans;
     }
@@ -46,21 +50,17 @@ std::vector<Schedule> chain_plans(const Problem& problem, const std::vector<int6
   return plans;
 }
 
-int64_t least_chain_bytes(const Problem& problem) {
-  if (!problem.chain) return 0;
-  try {
-    return plan_chain(*problem.chain, {0, {}}).smallest_budget_bytes;
-  } catch (const NotApplicable&) {
-    return 0;
-  }
-}
-
 }  // namespace
 
 Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
-  std::vector<int64_t> targets = level_targets(problem.base_peak_bytes, peak_lower_bound_bytes(flat));
-  targets.push_back(least_chain_bytes(problem));
-  std::vector<Schedule> starts = chain_plans(problem, targets, limits);
+  std::vector<Schedule> starts = chain_plans(problem, limits);
+  if (std::ssize(problem.graph.ops()) <= (limits.effort == Effort::kHigh ? kFewOpsAtHighEffort : kFewOps)) {
+    try {
+      std::ranges::move(lower_set_plans(problem.graph, limits), std::back_inserter(starts));
+    } catch (const NotApplicable&) {
+      // The other starts do.
+    }
+  }
   // For the least memory.
   for (const char* name : {"division-tree", "peak-linear"}) {
     try {
@@ -142,6 +142,12 @@ AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const P
   return front;
 }
 
+std::optional<JudgedRuns> pick_within(const FlatGraph& flat, const AutoFront& front, int64_t budget_bytes) {
+  if (budget_bytes < front.exact_from_bytes) return plan_within(flat, front.plans, budget_bytes);
+  const auto within = find_within(front.plans, budget_bytes);
+  return within == front.plans.end() ? std::nullopt : std::optional(*within);
+}
+
 PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions&) {
   const int64_t budget_bytes = *request.budget_bytes;
   const FlatGraph flat(problem.graph);
@@ -152,24 +158,15 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
   result.smallest_budget_bytes = front.plans.front().peak_bytes;
   const MemoryBound bound = memory_bound(problem.graph, budget_bytes);
   result.lower_bound_ns = bound.time_ns;
-  const auto within = find_within(front.plans, budget_bytes);
-  if (within == front.plans.end()) {
+  const std::optional<JudgedRuns> within = pick_within(flat, front, budget_bytes);
+  if (!within) {
     const bool is_proved = is_exact || budget_bytes < peak_lower_bound_bytes(flat) || !bound.is_feasible;
     result.status = is_proved ? PlanStatus::kInfeasible : open;
     return result;
   }
   Timeline best(flat);
   best.assign(within->runs);
-  if (is_exact) {
-    result.lower_bound_ns = best.time_ns();
-  } else {
-    // Between the levels of the front, `chain` has a plan for every budget.
-    for (const Schedule& schedule : chain_plans(problem, {budget_bytes}, request.limits)) {
-      Timeline other(flat);
-      other.assign(runs_of(schedule));
-      if (other.peak_bytes() <= budget_bytes && other.time_ns() < best.time_ns()) best = std::move(other);
-    }
-  }
+  if (is_exact) result.lower_bound_ns = best.time_ns();
   result.schedule = best.schedule();
   result.status = front.limit_reached && !is_exact ? PlanStatus::kTimeout : PlanStatus::kFeasible;
   return result;
@@ -177,9 +174,12 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
 
 std::vector<CurvePoint> auto_curve(const Problem& problem, const PlanLimits& limits) {
   const FlatGraph flat(problem.graph);
+  const AutoFront front = make_auto_front(problem, flat, limits);
+  std::vector<JudgedRuns> plans = front.plans;
+  for (const int64_t budget_bytes : level_targets(problem.base_peak_bytes, front.plans.front().peak_bytes))
+    plans.push_back(*pick_within(flat, front, budget_bytes));
   std::vector<CurvePoint> points;
-  for (const JudgedRuns& plan : make_auto_front(problem, flat, limits).plans)
-    points.push_back({plan.peak_bytes, plan.time_ns});
+  for (const JudgedRuns& plan : undominated(std::move(plans))) points.push_back({plan.peak_bytes, plan.time_ns});
   return points;
 }
 

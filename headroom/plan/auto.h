@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "headroom/plan/auto_front.h"
@@ -12,12 +13,13 @@ namespace headroom {
 /// The planner people get when they name none: least time within a budget, for any graph.
 ///
 /// One front of plans for a graph and an effort, whatever the budget: a plan is picked from it, so that more memory is
-/// never slower, and `curve` is the front itself. How it comes about:
+/// never slower, and `curve` is that front. How it comes about:
 /// 1. *Levels.* Targets for the peak: every fortieth of plain training's (every twentieth for more than 200 runs), down
 ///    to where no plan is found; then by halves towards what the largest op needs at least.
 /// 2. *Starts.* For each level: the cut that memory_bound() finds around the hardest moment, carried out; plain
-///    training, and the plan of the level above, brought down to it (RunSearch::descend); on chains the optimum of
-///    `chain`; the plans of least peak of `division-tree` and `peak-linear` where they fit.
+///    training, and the plan of the level above, brought down to it (RunSearch::descend); the plans of least peak of
+///    `division-tree` and `peak-linear`, on chains one of `chain` for every time that its tables have, and on graphs of
+///    at most 200 ops (2,000 at high effort) all of `lower-sets`, where they fit. All of these are in the front too.
 /// 3. *Polish.* For each level, by turns with its neighbours' plans: some reruns are taken away, the peak is brought
 ///    back below the target with other choices, what is not needed is taken away; the better of before and after stays.
 ///    On more than 200 runs levels whose plan is within a ten-thousandth of the bound are left as they are, but at high
@@ -27,7 +29,7 @@ namespace headroom {
 /// 5. *In place.* Ops run over an input that dies there wherever they may: that is in all peaks above (Timeline).
 /// 6. *Exact where small.* On graphs of at most kMostExhaustiveValues values that are not resident (kMostAtHighEffort)
 ///    `exhaustive` then goes through all budgets, from the largest down, with limits.max_states states for all of them.
-/// On chains the plan of `chain`'s table for the very budget counts too, the table being one for all budgets.
+/// 7. *Between* two plans of the front there are more, made on the way to a budget that is asked for (plan_within()).
 ///
 /// Several runs of an op, keeping for part of the time and recomputing inside what is recomputed are all in its reach;
 /// first runs keep the base order. Not optimal among anything, but proved close by the bound, which is
@@ -56,10 +58,13 @@ struct AutoFront {
 /// What plan_auto() picks from. `flat` is the problem's graph.
 AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
 
-/// The same without `exhaustive`.
+/// plan_auto()'s plan: plan_within(), or the front's own where that is proved optimal.
+std::optional<JudgedRuns> pick_within(const FlatGraph& flat, const AutoFront& front, int64_t budget_bytes);
+
+/// make_auto_front() without `exhaustive`.
 Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
 
-/// make_auto_front() as points, smallest peak first.
+/// make_auto_front() and pick_within() budgets evenly apart as points, smallest peak first.
 std::vector<CurvePoint> auto_curve(const Problem& problem, const PlanLimits& limits);
 
 }  // namespace headroom

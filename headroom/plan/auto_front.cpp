@@ -15,7 +15,11 @@ namespace headroom {
 namespace {
 
 constexpr int kLevels = 40;                                              ///< down from plain training's peak, evenly
-constexpr int kBetween = 3;                                              ///< targets between two levels
+constexpr int kBetween = 3;                                              ///< targets between two levels of short graphs
+constexpr int kMostMiddles = 30;                                         ///< made on the way to one budget
+constexpr int32_t kCarefulRunsPerMove = 100;                             ///< in polish, and near the smallest budget
+constexpr int64_t kFewReruns = 16;                                       ///< up to here each of them is changed
+constexpr int kMiddleTries = 24;                                         ///< so often
 constexpr int kHalvings = 5;                                             ///< below the last level that has a plan
 constexpr int kNoise = 60;                                               ///< percent
 constexpr std::array<size_t, 6> kMostInsertions = {1, 2, 4, 6, 12, 32};  ///< which is best differs: each in turn
@@ -26,12 +30,12 @@ constexpr int kPasses = 12;          ///< of that
 constexpr int kMostIdle = 3;         ///< of them in a row that find nothing
 constexpr int64_t kTriedRuns = 300;  ///< up to here what does not come by itself is tried at random, and more rounds
 constexpr int64_t kVeryManyRuns = 1000;
-constexpr int64_t kStartWork = 700'000;     ///< of one start, divided among its runs
-constexpr int64_t kPolishWork = 1'900'000;  ///< of all levels at normal effort, divided among the runs
-constexpr int kMostAttempts = 40;           ///< at a level that does not come by itself
-constexpr int kMostRuined = 12;             ///< reruns at a time
-constexpr int64_t kClose = 10000;           ///< a part of the time that is not worth more work
-constexpr int64_t kSlowest = 8;             ///< times plain training, for starts
+constexpr int64_t kStartWork = 700'000;   ///< of one start, divided among its runs
+constexpr int64_t kPolishWork = 800'000;  ///< of all levels at normal effort, divided among the runs
+constexpr int kMostAttempts = 40;         ///< at a level that does not come by itself
+constexpr int kMostRuined = 12;           ///< reruns at a time
+constexpr int64_t kClose = 10000;         ///< a part of the time that is not worth more work
+constexpr int64_t kSlowest = 8;           ///< times plain training, for starts
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
@@ -69,7 +73,7 @@ class FrontBuilder {
     for (const Schedule& schedule : starts) add_start(schedule);
     make_levels();
     // With half as many levels what one finds takes longer to get around.
-    const int rounds = is_short() || std::ssize(base_) > kTriedRuns ? 4 : 8;
+    const int rounds = is_short() || is_long() ? 4 : std::ssize(base_) > kTriedRuns ? 3 : 8;
     for (int round = 0; round < rounds; ++round) improve_all(round, work_of_round(rounds));
     if (is_tiny()) refine(rounds);
     return front();
@@ -92,7 +96,7 @@ class FrontBuilder {
   int64_t work_per_run() const {
     if (limits_.effort == Effort::kLow) return 1'000;
     if (limits_.effort == Effort::kHigh) return 100'000;
-    return is_long() ? 3'000 : std::clamp<int64_t>(kPolishWork / std::max<int64_t>(std::ssize(base_), 1), 5'000, 8'000);
+    return is_long() ? 3'000 : std::clamp<int64_t>(kPolishWork / std::max<int64_t>(std::ssize(base_), 1), 2'000, 8'000);
   }
 
   /// For a level that does not come by itself.
@@ -115,6 +119,7 @@ class FrontBuilder {
                  DescentOptions options) {
     options.most_ns = best ? best->time_ns : most_start_ns();
     options.most_work = std::clamp<int64_t>(kStartWork / std::max<int64_t>(std::ssize(base_), 1), 1'500, 4'000);
+    options.runs_per_move = runs_per_move_;
     search_.assign(runs);
     if (!search_.descend(target_bytes, options)) return;
     search_.prune(target_bytes);
@@ -229,6 +234,7 @@ class FrontBuilder {
       failed_bytes = target_bytes;
       break;
     }
+    runs_per_move_ = kCarefulRunsPerMove;
     // Then as low as it goes.
     for (int i = 0; i < kHalvings; ++i) {
       const int64_t reached_bytes = levels_.empty() ? most_bytes : levels_.back().best().peak_bytes;
@@ -281,6 +287,7 @@ class FrontBuilder {
         options.early = search.random(3) == 0;
         options.anywhere = options.early && (is_tiny() || search.random(2) == 0);
         options.most_ns = slightly_more(best.time_ns);
+        options.runs_per_move = kCarefulRunsPerMove;
         if (search.descend(target_bytes, options)) keep_better(best);
       }
     }
@@ -359,8 +366,9 @@ class FrontBuilder {
     const int64_t gap_bytes = (k == 0 ? plain_.peak_bytes : levels_[k - 1].target_bytes) - levels_[k].target_bytes;
     std::vector<JudgedRuns> plans;
     std::vector<int32_t> higher = above.runs;  // step by step down
-    for (int i = kBetween; i > 0 && gap_bytes > kBetween; --i) {
-      const int64_t target_bytes = levels_[k].target_bytes + gap_bytes / (kBetween + 1) * i;
+    const int count = is_short() ? kBetween : 1;
+    for (int i = count; i > 0 && gap_bytes > count; --i) {
+      const int64_t target_bytes = levels_[k].target_bytes + gap_bytes / (count + 1) * i;
       search.assign(below.runs);
       search.prune(target_bytes);
       plans.push_back(search.judged());
@@ -393,6 +401,7 @@ class FrontBuilder {
   std::vector<int32_t> base_;
   JudgedRuns plain_;
   bool plain_fails_ = false;  ///< to come down to a level in few insertions at a time
+  int32_t runs_per_move_ = DescentOptions{}.runs_per_move;
   std::vector<JudgedRuns> starts_;
   std::vector<Level> levels_;
 };
@@ -434,6 +443,49 @@ Front undominated(std::vector<JudgedRuns> plans) {
   for (JudgedRuns& plan : plans)
     if (front.empty() || plan.time_ns < front.back().time_ns) front.push_back(std::move(plan));
   return front;
+}
+
+std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes) {
+  const auto above =
+      std::ranges::partition_point(front, [&](const JudgedRuns& plan) { return plan.peak_bytes <= budget_bytes; });
+  if (above == front.begin()) return std::nullopt;
+  JudgedRuns lower = *std::prev(above);
+  if (above == front.end()) return lower;
+  JudgedRuns upper = *above;
+  RunSearch search(flat);
+  int64_t least_bytes = lower.peak_bytes;  // what `lower` is for
+  for (int i = 0; i < kMostMiddles && lower.peak_bytes < budget_bytes; ++i) {
+    const int64_t target_bytes = least_bytes + (upper.peak_bytes - least_bytes) / 2;
+    if (target_bytes <= least_bytes) break;
+    JudgedRuns middle = lower;
+    const auto keep_better = [&] {
+      search.prune(target_bytes);
+      JudgedRuns found = search.judged();
+      if (is_better(found, middle) && found.time_ns >= upper.time_ns) middle = std::move(found);
+    };
+    search.assign(lower.runs);
+    keep_better();
+    search.assign(upper.runs);
+    if (search.descend(target_bytes, {.most_ns = slightly_more(middle.time_ns)})) keep_better();
+    // Few reruns: which ones makes much of a difference, and tries are quick.
+    const bool has_few = std::ssize(middle.runs) <= std::ssize(front.back().runs) + kFewReruns;
+    search.seed(static_cast<uint64_t>(target_bytes));
+    for (int k = 0; has_few && k < kMiddleTries; ++k) {
+      search.assign(middle.runs);
+      search.remember();
+      if (!search.ruin(1 + static_cast<int>(search.random(kMostRuined)))) break;
+      const size_t most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
+      if (search.descend(target_bytes, {most_insertions, kNoise, false, slightly_more(middle.time_ns)})) keep_better();
+    }
+    if (middle.peak_bytes > budget_bytes) {
+      upper = std::move(middle);
+    } else {
+      lower = std::move(middle);
+      if (budget_bytes < target_bytes) break;  // that is the plan up to the target
+      least_bytes = target_bytes;
+    }
+  }
+  return lower;
 }
 
 Front search_front(const FlatGraph& flat, const std::vector<Schedule>& starts, const PlanLimits& limits) {

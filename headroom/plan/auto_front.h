@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "headroom/plan/auto_search.h"
@@ -20,6 +21,13 @@ using Front = std::vector<JudgedRuns>;
 
 /// Those of some plans that no other beats.
 Front undominated(std::vector<JudgedRuns> plans);
+
+/// The plan of a front for a budget; none where its first takes more.
+///
+/// Between two neighbours of the front there are more plans: one for the budget in the middle, made from both, then one
+/// in the middle of each half, and so on. Only those on the way to `budget_bytes` are made. One that is faster than the
+/// next above is not taken, so that more memory is never slower.
+std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes);
 
 /// Plans for all budgets, by the search that plan_auto() describes, from plain training and `starts`.
 Front search_front(const FlatGraph& flat, const std::vector<Schedule>& starts, const PlanLimits& limits);

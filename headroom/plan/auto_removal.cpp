@@ -116,15 +116,22 @@ void RunSearch::prune(int64_t target_bytes) {
     for (size_t i = 0; i < order.size();) {
       std::vector<Removal> removals;
       added_.assign(at(now_.size()), 0);
+      most_added_.assign(at(now_.size() / Timeline::kBlock + 1), 0);
       const size_t first = i;
       for (; i < order.size() && removals.size() < most; ++i) {
         ++work_;
         const std::optional<Removal> removal = find_removal(order[i].second, target_bytes);
-        if (!removal || !fits_with_others(*removal, removals, target_bytes)) continue;
+        if (!removal || !fits_with_others(*removal, target_bytes)) continue;
         removals.push_back(*removal);
-        for (int32_t p = removal->first; p < removal->position; ++p) added_[at(p)] += removal->bytes;
+        is_removed_[at(removal->op)] = 1;
+        for (int32_t p = removal->first; p < removal->position; ++p) {
+          added_[at(p)] += removal->bytes;
+          int64_t& most_added = most_added_[at(p / Timeline::kBlock)];
+          most_added = std::max(most_added, added_[at(p)]);
+        }
       }
       if (removals.empty()) continue;
+      for (const Removal& removal : removals) is_removed_[at(removal.op)] = 0;
       try_without(removals);
       if (trial_.peak_bytes() > target_bytes) {
         if (removals.size() > 1) i = first;
@@ -169,12 +176,17 @@ void RunSearch::drop_early_runs() {
   assign(edited_);
 }
 
-/// Whether a run can go with others that do, which add added_; not with one of the same op, from which it would be
-/// kept.
-bool RunSearch::fits_with_others(const Removal& removal, std::span<const Removal> others, int64_t target_bytes) const {
-  if (std::ranges::any_of(others, [&](const Removal& other) { return other.op == removal.op; })) return false;
-  for (int32_t p = removal.first; p < removal.position; ++p)
-    if (now_.moment(p) > target_bytes - removal.bytes - added_[at(p)]) return false;
+/// Whether a run can go with others that do, which add added_; not with one of the same op (is_removed_), from which it
+/// would be kept.
+bool RunSearch::fits_with_others(const Removal& removal, int64_t target_bytes) const {
+  if (is_removed_[at(removal.op)] != 0) return false;
+  for (int32_t p = removal.first; p < removal.position;) {
+    const int32_t block_end = std::min(p / Timeline::kBlock * Timeline::kBlock + Timeline::kBlock, removal.position);
+    const int64_t block_added = most_added_[at(p / Timeline::kBlock)];
+    if (now_.most_of_block(p) <= target_bytes - removal.bytes - block_added) p = block_end;
+    for (; p < block_end; ++p)
+      if (now_.moment(p) > target_bytes - removal.bytes - added_[at(p)]) return false;
+  }
   return true;
 }
 

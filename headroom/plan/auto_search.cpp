@@ -7,9 +7,11 @@ namespace headroom {
 namespace {
 
 constexpr size_t kMostBanned = 12;
-constexpr int kEnoughLooks = 50;   ///< at candidates, for one step that has found a move
-constexpr int kMostLooks = 2'000;  ///< for one that has not
-constexpr double kLeastNs = 0.01;  ///< so that ops of no time can be compared by their bytes
+constexpr int kEnoughLooks = 50;    ///< at candidates, for one step that has found a move
+constexpr int kMostLooks = 500;     ///< for one that has not
+constexpr int64_t kLookWork = 450;  ///< for each run: after so much the excess must have become less
+constexpr double kStalled = 0.9;    ///< than this part of what it was
+constexpr double kLeastNs = 0.01;   ///< so that ops of no time can be compared by their bytes
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
@@ -20,6 +22,7 @@ RunSearch::RunSearch(const FlatGraph& flat)
       now_(flat),
       trial_(flat),
       remembered_(flat),
+      is_removed_(at(flat.op_count), 0),
       evicted_(at(flat.value_count), 0),
       relied_(at(flat.value_count), 0) {}
 
@@ -257,6 +260,7 @@ int32_t RunSearch::last_chance(int32_t value, int32_t position) const {
 
 void RunSearch::add_candidate(int32_t value, int32_t first, int32_t position, int noise) {
   Candidate candidate{bound_ratio(value, first, position), 1, value, position};
+  best_bound_ = std::max(best_bound_, candidate.bound);
   if (noise > 0) {
     const auto spread = static_cast<uint64_t>(noise);
     candidate.noise = static_cast<double>(100 - spread + random(2 * spread + 1)) / 100;
@@ -267,6 +271,7 @@ void RunSearch::add_candidate(int32_t value, int32_t first, int32_t position, in
 
 void RunSearch::find_candidates(const DescentOptions& options) {
   candidates_.clear();
+  best_bound_ = 0;
   const auto none_yet = std::ranges::upper_bound(over_count_, 0);
   const auto all_now = std::ranges::lower_bound(over_count_, over_count_.back());
   const auto first_over = static_cast<int32_t>(none_yet - over_count_.begin()) - 1;
@@ -398,13 +403,24 @@ void RunSearch::apply_best(size_t most) {
 bool RunSearch::descend(int64_t target_bytes, const DescentOptions& options) {
   most_insertions_ = options.most_insertions;
   banned_.clear();
-  size_t most = std::max<size_t>(1, at(now_.size()) / 100);
+  size_t most = std::max<size_t>(1, at(now_.size() / options.runs_per_move));
   const int64_t end = work_ + options.most_work * now_.size();
+  const auto most_ns = static_cast<double>(options.most_ns);
   set_target(target_bytes);
+  double last_excess = over_sum_.back();
+  const int64_t look_work = kLookWork * now_.size();
+  int64_t next_look = work_ + look_work;
   while (now_.peak_bytes() > target_bytes) {
     if (work_ > end || now_.time_ns() > options.most_ns || banned_.size() > kMostBanned) return false;
     const double excess = over_sum_.back();
+    if (work_ > next_look) {
+      if (excess > kStalled * last_excess) return false;
+      last_excess = excess;
+      next_look = work_ + look_work;
+    }
     find_candidates(options);
+    // Not even the best of all moves, again and again, would get there in time.
+    if (static_cast<double>(now_.time_ns()) + excess / best_bound_ > most_ns) return false;
     if (!find_moves(most)) return false;
     apply_best(most);
     const std::pair tried(moves_.front().value, moves_.front().insertions.front().before);

@@ -22,8 +22,9 @@ struct DescentOptions {
   int noise = 0;               ///< percent by which choices are at random
   bool early = false;          ///< also make values again before what that takes goes, not only where they are read
   int64_t most_ns = std::numeric_limits<int64_t>::max();
-  int64_t most_work = 1'100;  ///< for each run
-  bool anywhere = false;      ///< with `early`: and at random places in between
+  int64_t most_work = 1'100;   ///< for each run
+  bool anywhere = false;       ///< with `early`: and at random places in between
+  int32_t runs_per_move = 60;  ///< as many moves are made at a time as there are this many runs, as long as that helps
 };
 
 /// Changes a sequence of runs step by step towards less memory or less time. First runs stay where they are; other runs
@@ -110,7 +111,7 @@ class RunSearch {
   std::optional<Removal> find_removal(int32_t position, int64_t target_bytes) const;
   void drop_early_runs();
   void put_off(int32_t position);
-  bool fits_with_others(const Removal& removal, std::span<const Removal> others, int64_t target_bytes) const;
+  bool fits_with_others(const Removal& removal, int64_t target_bytes) const;
   void restart();
   void try_runs(const std::vector<int32_t>& runs);
   void try_without(std::span<const Removal> removals);
@@ -130,9 +131,12 @@ class RunSearch {
   size_t move_count_ = 0;
   Move other_;
   std::vector<Candidate> candidates_;
+  double best_bound_ = 0;                            ///< of them, without noise
   std::vector<std::pair<int32_t, int32_t>> banned_;  ///< (value, before) that did not help in the present sequence
   std::vector<int32_t> edited_;
-  std::vector<int64_t> added_;  ///< by position: kept in addition where runs go that prune() has chosen
+  std::vector<int64_t> added_;       ///< by position: kept in addition where runs go that prune() has chosen
+  std::vector<int64_t> most_added_;  ///< by block of positions
+  std::vector<uint8_t> is_removed_;  ///< by op: one of those runs is of it
   std::vector<uint8_t> evicted_;
   std::vector<uint8_t> relied_;
   std::vector<int32_t> open_;

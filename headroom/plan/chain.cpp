@@ -134,33 +134,45 @@ SegmentArray<int64_t> in_slots(SegmentArray<int64_t> bytes, int64_t slot_bytes) 
 
 struct Solution {
   Schedule schedule;
-  bool repeats_nothing = false;
+  double extra_ns = 0;
 };
 
-/// The least time in slots within each capacity, none above `capacity`, where there is a plan that takes less than the
-/// numbers can tell.
+/// The fewest slots for each time that a table has, at most `most` of them, most slots first. Only `capacity` where
+/// `most` is 1.
 template <typename Number>
-std::vector<std::optional<Solution>> solve(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
-                                           std::span<const int64_t> capacities, const SegmentArray<int64_t>& least,
-                                           const std::vector<int64_t>& forward_ns, int threads) {
+std::vector<int64_t> capacities_of(const ChainTable<Number>& table, int length, int64_t capacity, int64_t most) {
+  std::vector<int64_t> capacities;
+  const auto extra_ns = [&](int64_t m) { return table.extra_ns(1, length, m); };
+  if (most == 1) return {capacity};
+  for (int64_t m = capacity; m >= 0 && extra_ns(m) < std::numeric_limits<double>::infinity(); --m)
+    if (m == 0 || extra_ns(m - 1) > extra_ns(m)) capacities.push_back(m);
+  const auto found = static_cast<int64_t>(capacities.size());
+  if (found <= most) return capacities;
+  std::vector<int64_t> spread;
+  for (int64_t i = 0; i < most; ++i) spread.push_back(capacities[static_cast<size_t>(i * (found - 1) / (most - 1))]);
+  return spread;
+}
+
+/// Plans of least time in slots: within `capacity`, or as capacities_of() has it. None where the least time is more
+/// than the numbers can tell, or there is no plan.
+template <typename Number>
+std::vector<Solution> solve(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity, int64_t most,
+                            const SegmentArray<int64_t>& least, const std::vector<int64_t>& forward_ns, int threads) {
   ChainTableOptions options;
   options.threads = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());
   const ChainTable<Number> table(needs, capacity, least, forward_ns, kMostTableBytes, options);
-  std::vector<std::optional<Solution>> solutions;
-  for (const int64_t within : capacities) {
-    solutions.emplace_back();
-    if (within < 0) continue;
+  std::vector<Solution> solutions;
+  for (const int64_t within : capacities_of(table, needs.length, capacity, most)) {
     const double extra_ns = table.extra_ns(1, needs.length, within);
     if (extra_ns == std::numeric_limits<double>::infinity()) continue;
-    solutions.back() = Solution{follow_table(moments, needs, within, table, forward_ns), extra_ns == 0};
+    solutions.push_back({follow_table(moments, needs, within, table, forward_ns), extra_ns});
   }
   return solutions;
 }
 
 /// With small numbers if they do, which is faster.
-std::vector<std::optional<Solution>> solve(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
-                                           std::span<const int64_t> capacities, const SegmentArray<int64_t>& least,
-                                           const std::vector<int64_t>& forward_ns, int threads) {
+std::vector<Solution> solve(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity, int64_t most,
+                            const SegmentArray<int64_t>& least, const std::vector<int64_t>& forward_ns, int threads) {
   double forward_sum_ns = 0;
   for (const int64_t ns : forward_ns) forward_sum_ns += static_cast<double>(ns);
   const double most_ns = 2.0 * needs.length * forward_sum_ns;
@@ -170,13 +182,15 @@ std::vector<std::optional<Solution>> solve(const ChainMoments& moments, const Ch
         "2^53 ns, found " +
         std::to_string(needs.length) + " stages and a sum of " + std::to_string(static_cast<int64_t>(forward_sum_ns)) +
         " ns");
-  if (forward_sum_ns < ChainTable<uint32_t>::kMostNs) {
-    std::vector<std::optional<Solution>> solutions =
-        solve<uint32_t>(moments, needs, capacity, capacities, least, forward_ns, threads);
-    const bool has_all = std::ranges::all_of(solutions, [](const auto& one) { return one.has_value(); });
-    if (has_all || most_ns < ChainTable<uint32_t>::kMostNs) return solutions;
+  constexpr double kMostSmallNs = ChainTable<uint32_t>::kMostNs;
+  if (forward_sum_ns < kMostSmallNs) {
+    std::vector<Solution> solutions = solve<uint32_t>(moments, needs, capacity, most, least, forward_ns, threads);
+    // Of several, the slowest are missing where those that are there come close to what the numbers can tell.
+    const bool has_all =
+        !solutions.empty() && (most == 1 || solutions.back().extra_ns + forward_sum_ns < kMostSmallNs / 2);
+    if (has_all || most_ns < kMostSmallNs) return solutions;
   }
-  return solve<double>(moments, needs, capacity, capacities, least, forward_ns, threads);
+  return solve<double>(moments, needs, capacity, most, least, forward_ns, threads);
 }
 
 void check_length(const Chain& chain) {
@@ -232,45 +246,35 @@ PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const Chai
   const int64_t slot_bytes = std::max<int64_t>(left_bytes / options.slots, 1);
   const int64_t capacity_bytes = left_bytes + moments.shift_bytes();
   const int64_t capacity = capacity_bytes / slot_bytes;
-  const std::optional<Solution> solution = solve(moments, moments.needs(slot_bytes), capacity, std::span(&capacity, 1),
-                                                 in_slots(least_bytes, slot_bytes), forward_ns, request.limits.threads)
-                                               .front();
-  HEADROOM_ASSERT(solution || slot_bytes > 1);
-  result.schedule =
-      solution ? solution->schedule : follow_least_memory(moments, needs_bytes, capacity_bytes, least_bytes);
+  std::vector<Solution> solutions = solve(moments, moments.needs(slot_bytes), capacity, 1,
+                                          in_slots(least_bytes, slot_bytes), forward_ns, request.limits.threads);
+  const bool found = !solutions.empty();
+  HEADROOM_ASSERT(found || slot_bytes > 1);
+  result.schedule = found ? std::move(solutions.front().schedule)
+                          : follow_least_memory(moments, needs_bytes, capacity_bytes, least_bytes);
   result.status =
-      slot_bytes == 1 || (solution && solution->repeats_nothing) ? PlanStatus::kOptimal : PlanStatus::kFeasible;
+      slot_bytes == 1 || (found && solutions.front().extra_ns == 0) ? PlanStatus::kOptimal : PlanStatus::kFeasible;
   return result;
 }
 
-std::vector<std::optional<Schedule>> plan_chain_budgets(const Chain& chain, int64_t most_bytes,
-                                                        std::span<const int64_t> budgets_bytes, int64_t slots,
-                                                        int threads) {
+std::vector<Schedule> plan_chain_front(const Chain& chain, int64_t most_bytes, int64_t slots, int64_t most_plans,
+                                       int threads) {
   if (const std::optional<std::string> problem = lint(chain)) throw InvalidInput("chain: " + *problem);
   check_length(chain);
   const ChainMoments moments(chain);
-  const int64_t resident_bytes = resident_bytes_of(chain);
-  std::vector<std::optional<Schedule>> schedules(budgets_bytes.size());
-  if (most_bytes < resident_bytes) return schedules;
-  const int64_t slot_bytes = std::max<int64_t>((most_bytes - resident_bytes) / slots, 1);
-  const auto capacity_of = [&](int64_t budget_bytes) {
-    return budget_bytes < resident_bytes ? -1 : (budget_bytes - resident_bytes + moments.shift_bytes()) / slot_bytes;
-  };
-  std::vector<int64_t> capacities;
-  for (const int64_t budget_bytes : budgets_bytes)
-    capacities.push_back(capacity_of(std::min(budget_bytes, most_bytes)));
-  const SegmentArray<int64_t> least_bytes = least_memory(moments.needs(1));
-  std::vector<std::optional<Solution>> solutions =
-      solve(moments, moments.needs(slot_bytes), capacity_of(most_bytes), capacities, in_slots(least_bytes, slot_bytes),
-            forward_times(chain), threads);
-  for (size_t i = 0; i < solutions.size(); ++i)
-    if (solutions[i]) schedules[i] = std::move(solutions[i]->schedule);
-  // Where rounding leaves no plan.
-  for (size_t i = 0; i < solutions.size(); ++i) {
-    const int64_t capacity_bytes = budgets_bytes[i] - resident_bytes + moments.shift_bytes();
-    if (!schedules[i] && budgets_bytes[i] >= resident_bytes && least_bytes(1, chain.length()) <= capacity_bytes)
-      schedules[i] = follow_least_memory(moments, moments.needs(1), capacity_bytes, least_bytes);
-  }
+  std::vector<Schedule> schedules;
+  const int64_t left_bytes = most_bytes - resident_bytes_of(chain);
+  if (left_bytes < 0) return schedules;
+  const int64_t slot_bytes = std::max<int64_t>(left_bytes / slots, 1);
+  const ChainNeeds needs_bytes = moments.needs(1);
+  const SegmentArray<int64_t> least_bytes = least_memory(needs_bytes);
+  for (Solution& solution :
+       solve(moments, moments.needs(slot_bytes), (left_bytes + moments.shift_bytes()) / slot_bytes,
+             std::max<int64_t>(most_plans, 2), in_slots(least_bytes, slot_bytes), forward_times(chain), threads))
+    schedules.push_back(std::move(solution.schedule));
+  const int64_t smallest_bytes = std::max(least_bytes(1, chain.length()), moments.shift_bytes());
+  if (smallest_bytes <= left_bytes + moments.shift_bytes())
+    schedules.push_back(follow_least_memory(moments, needs_bytes, smallest_bytes, least_bytes));
   return schedules;
 }
 

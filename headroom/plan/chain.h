@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "headroom/core/chain.h"
@@ -42,11 +41,11 @@ struct ChainOptions {
 /// of the simulator, a smallest budget by the byte, sizes rounded apart from needs.
 PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const ChainOptions& options = {});
 
-/// The plans of one table for several budgets, none above `most_bytes`, in the order of the budgets; nothing where
-/// there is none. The slots are those of plan_chain() at `most_bytes`, so that a larger budget is never slower. Takes
-/// what plan_chain() takes, and throws what it throws; O(L^2) for each budget on top of the table.
-std::vector<std::optional<Schedule>> plan_chain_budgets(const Chain& chain, int64_t most_bytes,
-                                                        std::span<const int64_t> budgets_bytes, int64_t slots,
-                                                        int threads);
+/// Plans of one table, whose slots are those of plan_chain() at `most_bytes`: for each time that it has, the plan of the
+/// least memory, or for `most_plans` (at least 2) of them where they are more; and the plan of the smallest budget. The
+/// largest peak comes first, and none is above `most_bytes`. Takes what plan_chain() takes, and throws what it throws;
+/// O(L^2) for each plan on top of the table.
+std::vector<Schedule> plan_chain_front(const Chain& chain, int64_t most_bytes, int64_t slots, int64_t most_plans,
+                                       int threads);
 
 }  // namespace headroom

@@ -356,7 +356,8 @@ PlanResult plan_exhaustive(const Graph& graph, const PlanRequest& request) {
   if (search.run(Goal::kLeastTime, budget_bytes, kUnlimited, max_states)) {
     result.status = PlanStatus::kOptimal;
     result.schedule = with_early_drops(graph, search.schedule());
-    result.lower_bound_ns = capped_sum(time_lower_bound_ns(graph), search.cost());
+    // Without a budget there are faster ones, of larger peaks.
+    if (request.budget_bytes) result.lower_bound_ns = capped_sum(time_lower_bound_ns(graph), search.cost());
   } else {
     HEADROOM_ASSERT(search.timed_out());
     result.status = PlanStatus::kTimeout;

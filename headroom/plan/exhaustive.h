@@ -16,7 +16,8 @@ namespace headroom {
 /// Shortest path over states (what is alive, what is held, how far first runs have come): exponential. Takes graphs of
 /// at most kMostValues values that are not resident and kMostOps ops, in which nothing that holds is itself held;
 /// throws NotApplicable otherwise. kOptimal or kInfeasible, or kTimeout where request.limits.max_states states did not
-/// suffice. Without a budget: the least peak, then the least time at that peak. lower_bound_ns is the optimum itself.
+/// suffice. Without a budget: the least peak, then the least time at that peak. lower_bound_ns is the optimum itself
+/// where there is a budget, else not computed.
 struct ExhaustiveLimits {
   static constexpr size_t kMostValues = 32;
   static constexpr size_t kMostOps = 64;

@@ -266,17 +266,23 @@ Segments segments_of(const ForwardGraph& forward, const LowerSets& sets, const L
   return segments;
 }
 
-/// Plans for bounds, and the best of them for a budget.
+struct SampledPlan {
+  Schedule schedule;
+  int64_t peak_bytes;  ///< simulated
+  int64_t time_ns;     ///< simulated
+};
+
+/// Plans for bounds, in the order in which they are made.
 class Sampler {
  public:
-  Sampler(const Graph& graph, const PlanRequest& request, const LowerSetOptions& options)
+  Sampler(const Graph& graph, const PlanLimits& limits, const LowerSetOptions& options)
       : graph_(graph),
-        request_(request),
+        limits_(limits),
         forward_(with_coarse_times(forward_graph(graph, "lower-sets"))),
-        sets_(lower_sets(forward_, options.exact, most_sets(request.limits))) {}
+        sets_(lower_sets(forward_, options.exact, most_sets(limits))) {}
 
-  PlanResult plan() {
-    consider({{sets_.count() - 1}, 0, 0});
+  std::vector<SampledPlan> sample_all() {
+    add({{sets_.count() - 1}, 0, 0});
     const int64_t most = 2 * sets_.size_bytes.back();
     const int64_t least = least_bound(most);
     sample(least);
@@ -299,10 +305,9 @@ class Sampler {
       const auto& [bound_bytes, time_ns, peak_bytes] = samples_[widest];
       sample(std::midpoint(bound_bytes, samples_[widest + 1].bound_bytes), time_ns);
     }
-    if (result_.schedule) result_.status = PlanStatus::kFeasible;
-    if (limit_reached_) result_.status = PlanStatus::kTimeout;
-    return std::move(result_);
+    return std::move(plans_);
   }
+  bool limit_reached() const { return limit_reached_; }
 
  private:
   struct Sample {
@@ -340,43 +345,32 @@ class Sampler {
   /// `known_ns`: the time for a smaller bound.
   void sample(int64_t bound_bytes, int64_t known_ns = kNever) {
     const LeastKept least = least_kept(Moves(forward_, sets_), sets_.count(), bound_bytes);
-    if (const auto sequence = sequence_of(least)) consider(*sequence);
-    const LowerSetSearch search =
-        least_time_sequence(forward_, sets_, bound_bytes, request_.limits.max_states, known_ns);
+    if (const auto sequence = sequence_of(least)) add(*sequence);
+    const LowerSetSearch search = least_time_sequence(forward_, sets_, bound_bytes, limits_.max_states, known_ns);
     work_ += int64_t{sets_.count()} * sets_.count() + search.work;
     limit_reached_ = search.limit_reached;
     if (!search.sequence) {
       HEADROOM_ASSERT(limit_reached_);
       return;
     }
-    samples_.push_back({bound_bytes, search.sequence->time_ns, consider(*search.sequence)});
+    samples_.push_back({bound_bytes, search.sequence->time_ns, add(*search.sequence)});
   }
 
-  /// Simulates the plan, keeps it if it is the best for the budget; its peak.
-  int64_t consider(const LowerSetSequence& sequence) {
+  /// The plan's simulated peak.
+  int64_t add(const LowerSetSequence& sequence) {
     Schedule schedule = segment_schedule(graph_, forward_, segments_of(forward_, sets_, sequence));
     const Simulation simulation = simulate(graph_, schedule);
     HEADROOM_ASSERT(!simulation.error);
-    const int64_t peak = simulation.peak_bytes;
-    if (!seen_ || peak < result_.smallest_budget_bytes) result_.smallest_budget_bytes = peak;
-    seen_ = true;
-    if (request_.budget_bytes && peak > *request_.budget_bytes) return peak;
-    const auto rank = request_.budget_bytes ? std::pair(simulation.time_ns, peak) : std::pair(peak, simulation.time_ns);
-    if (!result_.schedule || rank < best_rank_) {
-      best_rank_ = rank;
-      result_.schedule = std::move(schedule);
-    }
-    return peak;
+    plans_.push_back({std::move(schedule), simulation.peak_bytes, simulation.time_ns});
+    return simulation.peak_bytes;
   }
 
   const Graph& graph_;
-  const PlanRequest& request_;
+  PlanLimits limits_;
   ForwardGraph forward_;
   LowerSets sets_;
   std::vector<Sample> samples_;
-  PlanResult result_;
-  std::pair<int64_t, int64_t> best_rank_;
-  bool seen_ = false;
+  std::vector<SampledPlan> plans_;
   bool limit_reached_ = false;
   int64_t work_ = 0;
 };
@@ -513,7 +507,28 @@ LowerSetSearch least_time_sequence(const ForwardGraph& forward, const LowerSets&
 }
 
 PlanResult plan_lower_sets(const Graph& graph, const PlanRequest& request, const LowerSetOptions& options) {
-  return Sampler(graph, request, options).plan();
+  Sampler sampler(graph, request.limits, options);
+  std::vector<SampledPlan> plans = sampler.sample_all();
+  PlanResult result;
+  result.smallest_budget_bytes = std::ranges::min_element(plans, {}, &SampledPlan::peak_bytes)->peak_bytes;
+  if (request.budget_bytes)
+    std::erase_if(plans, [&](const SampledPlan& plan) { return plan.peak_bytes > *request.budget_bytes; });
+  const auto rank = [&](const SampledPlan& plan) {
+    return request.budget_bytes ? std::pair(plan.time_ns, plan.peak_bytes) : std::pair(plan.peak_bytes, plan.time_ns);
+  };
+  const auto best = std::ranges::min_element(plans, {}, rank);
+  if (best != plans.end()) {
+    result.schedule = std::move(best->schedule);
+    result.status = PlanStatus::kFeasible;
+  }
+  if (sampler.limit_reached()) result.status = PlanStatus::kTimeout;
+  return result;
+}
+
+std::vector<Schedule> lower_set_plans(const Graph& graph, const PlanLimits& limits) {
+  std::vector<Schedule> schedules;
+  for (SampledPlan& plan : Sampler(graph, limits, {}).sample_all()) schedules.push_back(std::move(plan.schedule));
+  return schedules;
 }
 
 }  // namespace headroom

@@ -78,4 +78,7 @@ struct LowerSetOptions {
 /// * sqrt(limits.max_states) lower sets, and where sizes are too large to add up.
 PlanResult plan_lower_sets(const Graph& graph, const PlanRequest& request, const LowerSetOptions& options = {});
 
+/// All the plans that plan_lower_sets() picks from, whatever the budget. Throws what it throws.
+std::vector<Schedule> lower_set_plans(const Graph& graph, const PlanLimits& limits);
+
 }  // namespace headroom

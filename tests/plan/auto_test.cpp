@@ -302,6 +302,52 @@ TEST(PlanAuto, NeverWorseThanTheChainsOptimum) {
   }
 }
 
+/// Blocks of the same shape, sizes of many bytes that no number of slots divides: where `chain` rounds, it loses.
+Chain equal_blocks(int length, Random& random) {
+  Chain chain;
+  chain.name = "blocks";
+  chain.input_bytes = 1'000'003;
+  const int64_t output_bytes = random.number(1'000'000, 9'000'000);
+  for (int i = 0; i < length; ++i) {
+    Stage stage;
+    stage.name = "s" + std::to_string(i);
+    stage.output_bytes = output_bytes;
+    stage.tape_bytes = output_bytes + (i % 4 == 3 ? 3 : 5) * 1'234'567;
+    stage.forward_ns = 1'000'000 + 1'000 * (i % 3);
+    stage.backward_ns = 2 * stage.forward_ns;
+    chain.stages.push_back(std::move(stage));
+  }
+  return chain;
+}
+
+/// At the very peak of each plan that another planner has within budgets at random.
+TEST(PlanAuto, NeverSlowerThanAnotherPlannerAtAnyBudget) {
+  Random random(5);
+  std::vector<Problem> problems;
+  for (const int length : {12, 18, 24}) problems.push_back(make_problem(equal_blocks(length, random)));
+  problems.push_back(make_problem(u_shape(12)));
+  int compared = 0;
+  for (const Problem& problem : problems) {
+    const PlanLimits limits{.effort = Effort::kLow, .threads = 1};
+    const FlatGraph flat(problem.graph);
+    const AutoFront front = make_auto_front(problem, flat, limits);
+    for (int i = 0; i < 30; ++i) {
+      const PlanRequest request{random.number(front.plans.front().peak_bytes, problem.base_peak_bytes), limits};
+      for (const Planner& planner : planners()) {
+        if (planner.name == "auto" || planner.name == "exhaustive") continue;
+        if (!planner.takes_graphs && !problem.chain) continue;
+        const Plan other = make_plan(planner, problem, request);
+        if (!other.time_ns) continue;
+        ++compared;
+        const std::optional<JudgedRuns> plan = pick_within(flat, front, *other.peak_bytes);
+        ASSERT_TRUE(plan) << planner.name << " within " << *request.budget_bytes;
+        ASSERT_LE(plan->time_ns, *other.time_ns) << planner.name << " at " << *other.peak_bytes;
+      }
+    }
+  }
+  EXPECT_GT(compared, 300);
+}
+
 /// What `auto` returns at high effort, at two budgets of small graphs and chains.
 TEST(PlanAuto, HasTheOptimumOfSmallInputsAtHighEffort) {
   int cases = 0;

@@ -8,6 +8,7 @@
 #include "headroom/core/simulate.h"
 #include "headroom/io/text.h"
 #include "headroom/plan/bound.h"
+#include "headroom/plan/planners.h"
 #include "tests/support/build.h"
 #include "tests/support/random.h"
 
@@ -99,6 +100,20 @@ TEST(Exhaustive, EqualsAllSequencesOfRuns) {
     }
   }
   EXPECT_GT(compared, 1000);
+}
+
+/// The least peak takes more time than plain training does: that is no bound for other plans.
+TEST(Exhaustive, WithoutABudgetNoBoundIsAboveAFasterPlan) {
+  int slower = 0;
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    Random random(seed);
+    const Problem problem = make_problem(Graph(testing::random_graph(random, {.forward_ops = 4})));
+    const Plan plan = make_plan(get_planner("exhaustive"), problem, {});
+    EXPECT_EQ(plan.result.status, PlanStatus::kOptimal);
+    EXPECT_LE(plan.result.lower_bound_ns, problem.base_time_ns) << to_text(problem.graph);
+    slower += *plan.time_ns > problem.base_time_ns ? 1 : 0;
+  }
+  EXPECT_GT(slower, 10);
 }
 
 TEST(Exhaustive, FindsWhatTheSmallestBudgetIs) {
