@@ -8,8 +8,8 @@
 // below, and the time to plan on one thread. The last rows of a file are at the smallest budget that `auto` has a plan
 // for, and at budgets in between, where a larger one must not be slower. Then every other planner is asked at N (20)
 // budgets at random, and `auto` at the very peaks of their plans. Exits with 1 where `auto` is slower than another
-// planner, where another one has a plan and it has none, where another one does with less memory, or where it is not
-// monotone. Where `auto` is no faster than another, the row says whether the bound proves that no plan is.
+// planner (at budgets at random by more than 0.001 %), where another one has a plan and it has none, where another one
+// does with less memory, or where it is not monotone. Where `auto` is no faster than another, the row says whether the bound proves that no plan is.
 //
 // --optimum: N seeded random graphs and N chains that `exhaustive` takes, at three budgets each from the smallest to
 // plain training: the share in which `auto` has the optimum, and in which the search alone has it, which `auto` is
@@ -58,7 +58,11 @@ struct Totals {
   int not_monotone = 0;
   int between = 0;  ///< plans of others at budgets at random
   int worse_between = 0;
+  double worst_between = 0;  ///< share of time by which it is slower there
 };
+
+// As much slower at a budget at random is told and is no failure: costs are known to far less.
+constexpr double kSlowerBetween = 1e-5;
 
 std::vector<std::filesystem::path> network_files(const std::vector<std::string>& inputs) {
   std::vector<std::filesystem::path> files;
@@ -175,6 +179,10 @@ void compare_between(const Problem& problem, int64_t smallest_bytes, const PlanL
         const std::optional<JudgedRuns> found = pick_within(flat, front, *plan.peak_bytes);
         if (found && found->time_ns <= *plan.time_ns) continue;
         ++totals.worse_between;
+        const double slower =
+            found ? static_cast<double>(found->time_ns - *plan.time_ns) / static_cast<double>(*plan.time_ns)
+                  : std::numeric_limits<double>::infinity();
+        totals.worst_between = std::max(totals.worst_between, slower);
         std::printf("%s at %lld: WORSE than %s, %s instead of %s\n", problem.graph.name().c_str(),
                     static_cast<long long>(*plan.peak_bytes), std::string(planner.name).c_str(),
                     found ? percent(found->time_ns, problem.base_time_ns).c_str() : "none",
@@ -365,9 +373,10 @@ int main(int argc, char** argv) {
   std::printf(
       "\n%d cases: better than all others in %d, equal in %d (%d of them proved optimal), worse in %d, without a plan "
       "where another has one in %d; a larger smallest budget in %d; not monotone in %d; proved optimal in %d\n"
-      "%d plans of others at random budgets: slower than one of them at its peak in %d\n",
+      "%d plans of others at random budgets: slower than one of them at its peak in %d, by %.4f %% at most\n",
       totals.cases, totals.better, totals.equal, totals.equal_proved, totals.worse, totals.missing,
-      totals.smallest_worse, totals.not_monotone, totals.proved, totals.between, totals.worse_between);
-  return totals.worse + totals.missing + totals.smallest_worse + totals.not_monotone + totals.worse_between == 0 ? 0
-                                                                                                                 : 1;
+      totals.smallest_worse, totals.not_monotone, totals.proved, totals.between, totals.worse_between,
+      100 * totals.worst_between);
+  const bool holds = totals.worse + totals.missing + totals.smallest_worse + totals.not_monotone == 0;
+  return holds && totals.worst_between <= kSlowerBetween ? 0 : 1;
 }
