@@ -6,6 +6,7 @@ SHELL := bash
 
 JOBS ?= $(shell nproc)
 INSTANCES ?=
+CHAIN_OF := --batch 2 --chain --steps 1 --no-plain --no-chart --out-graph build/chains
 # clang 14's sanitizers do not start on kernels that randomise addresses widely.
 SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 TORCH_PREFIX := .venv/bin/python -W ignore -c 'import torch; print(torch.utils.cmake_prefix_path)'
@@ -41,11 +42,14 @@ bench:  ## compile and run the benchmarks (INSTANCES=FOLDER: with more graphs fo
 	cmake --preset release -DHEADROOM_BENCHMARKS=ON -DHEADROOM_RUNTIME=ON -DHEADROOM_PYTHON=ON -DPython_EXECUTABLE="$(CURDIR)/.venv/bin/python"
 	cmake --build --preset release --parallel $(JOBS)
 	PYTHONPATH=build/python .venv/bin/python benchmarks/capture_graphs.py build/graphs
+	mkdir -p build/chains
+	for model in vgg16 resnet50 densenet121 unet; do build/headroom-train $$model --image 64 $(CHAIN_OF)/$$model.json; done
+	build/headroom-train gpt-tiny $(CHAIN_OF)/gpt-tiny.json
 	python3 examples/make_networks.py --out-dir build/networks
 	for layers in 12 24 48 96; do python3 examples/make_networks.py --out-dir build/blocks --layers $$layers gpt2 llama; done
 	for bench in build/benchmarks/*_bench; do [[ $$bench == */auto_bench ]] || $$bench; done
 	build/benchmarks/auto_bench --time build/networks build/blocks
-	build/benchmarks/auto_bench examples build/networks build/graphs $(INSTANCES)
+	build/benchmarks/auto_bench examples build/networks build/graphs build/chains $(INSTANCES)
 
 $(REPORT): $(wildcard report/src/* report/*.json report/build.mjs)
 	tools/setup.sh report
