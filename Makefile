@@ -6,7 +6,7 @@ SHELL := bash
 
 JOBS ?= $(shell nproc)
 INSTANCES ?=
-CHAIN_OF := --batch 2 --chain --steps 1 --no-plain --no-chart --out-graph build/chains
+CHAIN_OF := --batch 8 --chain --steps 1 --no-plain --no-chart --out-graph build/chains
 # clang 14's sanitizers do not start on kernels that randomise addresses widely.
 SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 TORCH_PREFIX := .venv/bin/python -W ignore -c 'import torch; print(torch.utils.cmake_prefix_path)'
@@ -43,7 +43,7 @@ bench:  ## compile and run the benchmarks (INSTANCES=FOLDER: with more graphs fo
 	cmake --build --preset release --parallel $(JOBS)
 	PYTHONPATH=build/python .venv/bin/python benchmarks/capture_graphs.py build/graphs
 	mkdir -p build/chains
-	for model in vgg16 resnet50 densenet121 unet; do build/headroom-train $$model --image 64 $(CHAIN_OF)/$$model.json; done
+	for model in vgg16 resnet50 densenet121 unet; do build/headroom-train $$model --image 128 $(CHAIN_OF)/$$model.json; done
 	build/headroom-train gpt-tiny $(CHAIN_OF)/gpt-tiny.json
 	python3 examples/make_networks.py --out-dir build/networks
 	for layers in 12 24 48 96; do python3 examples/make_networks.py --out-dir build/blocks --layers $$layers gpt2 llama; done
