@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,9 @@ from torch import nn
 from torch.nn import functional
 
 import headroom
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "python"))
+from training_models import UNet
 
 
 def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
@@ -89,31 +93,13 @@ def densenet121() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
 
 
-class UNet(nn.Module):
-    """Four levels down, four up, two convolutions each."""
-
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        widths = [width << i for i in range(5)]
-        pairs = zip([3, *widths], widths, strict=False)
-        self.down = nn.ModuleList(self.block(inputs, outputs) for inputs, outputs in pairs)
-        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * one, one, 2, 2) for one in widths[-2::-1])
-        self.join = nn.ModuleList(self.block(2 * one, one) for one in widths[-2::-1])
-        self.head = nn.Conv2d(width, 10, 1)
+class DoubleUNet(UNet):
+    """Two convolutions at each level, down and up."""
 
     @staticmethod
     def block(inputs: int, outputs: int) -> nn.Module:
         layers = [conv(inputs, outputs, 3), nn.ReLU(inplace=True), conv(outputs, outputs, 3), nn.ReLU(inplace=True)]
         return nn.Sequential(*layers)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        skips = []
-        for i, block in enumerate(self.down):
-            x = block(x if i == 0 else functional.max_pool2d(x, 2))
-            skips.append(x)
-        for up, join, skip in zip(self.up, self.join, skips[-2::-1], strict=True):
-            x = join(torch.cat([up(x), skip], 1))
-        return self.head(x).mean((2, 3))
 
 
 WORDS = 4096
@@ -146,7 +132,7 @@ def text_step(model: nn.Module, batch: int, length: int) -> tuple[Callable[..., 
 STEPS = {
     "resnet50": lambda: image_step(resnet50(), 8, 128),
     "densenet121": lambda: image_step(densenet121(), 4, 128),
-    "unet": lambda: image_step(UNet(), 4, 128),
+    "unet": lambda: image_step(DoubleUNet(32, 5), 4, 128),
     "gpt2": lambda: text_step(gpt2(), 8, 256),
     "llama": lambda: text_step(llama(), 8, 256),
 }

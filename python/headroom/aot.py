@@ -80,7 +80,11 @@ class Settings:
         if isinstance(self.budget, str):
             resident = graph.resident_bytes()
             return resident + _C.parse_budget(self.budget, store_all_bytes - resident)
-        return self.budget - outside_bytes - int(self.reserve)
+        return self.limit_bytes() - outside_bytes
+
+    def limit_bytes(self) -> int | None:
+        """What may be on the device; None: the budget is no number of bytes."""
+        return self.budget - int(self.reserve) if isinstance(self.budget, int) else None
 
     def device_bytes(self, before_bytes: int, root: Place) -> int | None:
         """What may be on the device in a step that begins with this much there; None: no limit."""
@@ -88,7 +92,7 @@ class Settings:
             return None
         if isinstance(self.budget, str):
             return before_bytes + _C.parse_budget(self.budget, root.store_all_bytes())
-        return self.budget - int(self.reserve)
+        return self.limit_bytes()
 
 
 @dataclass

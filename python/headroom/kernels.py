@@ -112,6 +112,7 @@ class Kernels:
     def __init__(self, gm: fx.GraphModule, settings: Settings) -> None:
         self.gm = gm
         self.settings = settings
+        self.meter: _C.Meter | None = None  # of the device of its first call's arguments, which all calls have
         self.chosen: Chosen | None = None
         self.most_bytes: int | None = None  # that it may add; None: what the budget allows
         self.is_good = False  # what was chosen need not be planned anew, as far as is known
@@ -120,10 +121,12 @@ class Kernels:
         self.after_bytes = 0
 
     def __call__(self, *arguments: Any) -> Any:
-        meter = _learning_meter(device_of([one for one in arguments if is_tensor(one)]))
+        if self.meter is None:
+            self.meter = _learning_meter(device_of([one for one in arguments if is_tensor(one)]))
+        meter = self.meter
         _in_flight[:] = [one for one in _in_flight if one[0]() is not None]
         outer = _in_flight[0][1] if _in_flight else None
-        limit = self.limit_bytes()
+        limit = self.settings.limit_bytes()
         self.before_bytes = meter.current_bytes()
         if self.chosen is None or not self.is_good or not self.has_room(limit):
             self.plan(arguments, outer)
@@ -137,13 +140,8 @@ class Kernels:
             _in_flight.append((weakref.ref(node), self))
             if is_watched:
                 self.steps += 1
-                node.register_hook(lambda *_: self.look_back(meter.peak_bytes() - limit))
+                node.register_hook(lambda *_: self.take_less(meter.peak_bytes() - limit))
         return results
-
-    def limit_bytes(self) -> int | None:
-        """What may be on the device; None: the budget is a share of what each graph would take."""
-        budget = self.settings.budget
-        return budget - int(self.settings.reserve) if isinstance(budget, int) else None
 
     def has_room(self, limit: int | None) -> bool:
         by = self.chosen.partitioner
@@ -157,7 +155,7 @@ class Kernels:
         self.is_good = self.chosen.fits()
         if not self.is_good:
             error = self.error()
-            if outer is None or self.limit_bytes() is None:
+            if outer is None or self.settings.limit_bytes() is None:
                 raise error
             outer.leave_room(self.chosen)
             warnings.warn(f"headroom: over the budget in this step, until it is planned again: {error}", stacklevel=2)
@@ -176,17 +174,14 @@ class Kernels:
         by = inner.partitioner
         kept = self.after_bytes - self.before_bytes
         wanted = by.step.store_all_bytes - by.resident_bytes
-        there = self.limit_bytes() - self.before_bytes
+        there = self.settings.limit_bytes() - self.before_bytes
         fair = int(kept * (kept + wanted - there) / max(kept + wanted, 1))
         self.take_less(max(fair, kept + inner.added_bytes - there))
 
-    def look_back(self, over_bytes: int) -> None:
-        if over_bytes > 0:
-            self.take_less(over_bytes)
-
     def take_less(self, less_bytes: int) -> None:
-        self.most_bytes = max(self.chosen.added_bytes - less_bytes, 0)
-        self.is_good = False
+        if less_bytes > 0:
+            self.most_bytes = max(self.chosen.added_bytes - less_bytes, 0)
+            self.is_good = False
 
 
 def copy_of(gm: fx.GraphModule) -> fx.GraphModule:

@@ -21,8 +21,8 @@ class KeepOrder(_Pass):
     """Bounds what Inductor moves.
 
     Inductor fuses kernels that read the same tensors wherever they are, and so runs recomputation early, where its
-    results stay alive. Here every kernel depends on the library call `SLACK` places before its own and is needed by the
-    one `SLACK` places after; these dependencies hold no memory.
+    results stay alive. Here library calls keep their order, and every other kernel depends on the one `SLACK` places
+    before its own and is needed by the one `SLACK` places after; these dependencies hold no memory.
     """
 
     def __init__(self, is_on: Callable[[], bool]) -> None:
@@ -32,19 +32,20 @@ class KeepOrder(_Pass):
         if not self.is_on() or not nodes:
             return nodes
         scheduler = nodes[0].scheduler
-        places = _places(nodes, scheduler)
+        places = _places(nodes)
         nodes = sorted(nodes, key=places.__getitem__)
         calls = [node for node in nodes if _is_library_call(node)]
         seen = 0  # library calls before a node
         for node in nodes:
-            before, after = seen - 1 - SLACK, seen + SLACK
             if _is_library_call(node):
+                if seen > 0:
+                    _depend(node, calls[seen - 1])
                 seen += 1
-                before, after = before + SLACK, after + 1
-            if before >= 0:
-                _depend(node, calls[before])
-            if after < len(calls):
-                _depend(calls[after], node)
+                continue
+            if seen > SLACK:
+                _depend(node, calls[seen - 1 - SLACK])
+            if seen + SLACK < len(calls):
+                _depend(calls[seen + SLACK], node)
         scheduler.nodes = nodes
         scheduler.compute_ancestors()
         return nodes
@@ -61,7 +62,7 @@ def _is_library_call(node: Any) -> bool:
     return node.is_extern() and not isinstance(node.node, ir.MultiOutput)
 
 
-def _places(nodes: list[Any], scheduler: Any) -> dict[Any, int]:
+def _places(nodes: list[Any]) -> dict[Any, int]:
     """By node: where the last of the calls that it computes is in the graph, and not before what it reads."""
     position = {node: i for i, node in enumerate(V.graph.graph.nodes)}
     places: dict[Any, int] = {}
@@ -74,7 +75,8 @@ def _places(nodes: list[Any], scheduler: Any) -> dict[Any, int]:
 
 
 def _depend(later: Any, earlier: Any) -> None:
+    name = next(iter(earlier.get_buffer_names()), None)
+    if name is None:
+        return
     for part in later.get_nodes():
-        name = next(iter(earlier.get_buffer_names()), None)
-        if name is not None:
-            part.add_fake_dep(WeakDep(name, mutating_buf=part.get_name(), is_fake=True))
+        part.add_fake_dep(WeakDep(name, mutating_buf=part.get_name(), is_fake=True))

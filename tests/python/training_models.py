@@ -68,12 +68,16 @@ class DenseNet(nn.Module):
 
 
 class UNet(nn.Module):
-    def __init__(self) -> None:
+    """Each level is twice as wide as the one before."""
+
+    def __init__(self, width: int = 8, levels: int = 3) -> None:
         super().__init__()
-        self.down = nn.ModuleList([self.block(3, 8), self.block(8, 16), self.block(16, 32)])
-        self.up = nn.ModuleList([nn.ConvTranspose2d(32, 16, 2, 2), nn.ConvTranspose2d(16, 8, 2, 2)])
-        self.join = nn.ModuleList([self.block(32, 16), self.block(16, 8)])
-        self.head = nn.Conv2d(8, 10, 1)
+        widths = [width << i for i in range(levels)]
+        pairs = zip([3, *widths], widths, strict=False)
+        self.down = nn.ModuleList(self.block(inputs, outputs) for inputs, outputs in pairs)
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * one, one, 2, 2) for one in widths[-2::-1])
+        self.join = nn.ModuleList(self.block(2 * one, one) for one in widths[-2::-1])
+        self.head = nn.Conv2d(width, 10, 1)
 
     @staticmethod
     def block(inputs: int, outputs: int) -> nn.Module:
