@@ -57,7 +57,8 @@ def make_resnet50(kind: Kind) -> tuple[nn.Module, Callable[[], torch.Tensor], Ca
     from torchvision.models import resnet18, resnet50
 
     dtype = torch.float64 if kind.precise else torch.float32
-    model = (resnet18() if kind.small else resnet50()).to(DEVICE, dtype)
+    with DEVICE:
+        model = (resnet18() if kind.small else resnet50()).to(dtype)
     images = torch.randn(4 if kind.small else 128, 3, 224, 224, device=DEVICE).to(dtype)
     labels = torch.randint(1000, (images.shape[0],), device=DEVICE)
 
@@ -82,7 +83,8 @@ def make_gpt2(kind: Kind) -> tuple[nn.Module, Callable[[], torch.Tensor], Callab
     AttentionMaskInterface.register("causal", lambda *_, **__: None)
     size = {"n_layer": 2, "n_embd": 64, "n_head": 2} if kind.small else {"n_layer": 24, "n_embd": 1024, "n_head": 16}
     dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0) if kind.exact else {}
-    model = GPT2LMHeadModel(GPT2Config(**size, **dropout, use_cache=False, attn_implementation="causal")).to(DEVICE)
+    with DEVICE:
+        model = GPT2LMHeadModel(GPT2Config(**size, **dropout, use_cache=False, attn_implementation="causal"))
     tokens = torch.randint(50257, (2, 64) if kind.small else (8, 1024), device=DEVICE)
 
     def loss() -> torch.Tensor:
@@ -142,16 +144,16 @@ def make_run(kind: str, value: str, loss: Callable[[], torch.Tensor], told: list
 
 
 def gradients_of(model: nn.Module) -> list[torch.Tensor]:
-    return [one.grad.double().cpu() for one in model.parameters() if one.grad is not None]
+    return [one.grad.clone() for one in model.parameters() if one.grad is not None]
 
 
 def difference(gradients: list[torch.Tensor], expected: list[torch.Tensor]) -> str:
     if all(torch.equal(one, other) for one, other in zip(gradients, expected, strict=True)):
         return "  gradients equal"
-    whole = torch.cat([one.flatten() for one in expected])
-    largest = max((one - other).norm() for one, other in zip(gradients, expected, strict=True))
-    off = (torch.cat([one.flatten() for one in gradients]) - whole).norm() / whole.norm()
-    return f"  gradients off by {off:.1e}, at most {largest / whole.norm():.1e} in one parameter"
+    norms = [(one.double() - other).norm() for one, other in zip(gradients, expected, strict=True)]
+    whole = torch.stack([one.double().norm() for one in expected]).norm()
+    off = torch.stack(norms).norm() / whole
+    return f"  gradients off by {off:.1e}, at most {max(norms) / whole:.1e} in one parameter"
 
 
 def measure(name: str, kind_of: Kind, point: str, turns: int, expected: dict[bool, list[torch.Tensor]]) -> None:

@@ -30,17 +30,22 @@ class CostCache:
 
     def __init__(self, device: torch.device, *, persistent: bool = True) -> None:
         self.path = cache_file(device) if persistent else None
-        self.costs: dict[str, tuple[int, int]] = {}
+        self.costs = self.read()
         self.is_changed = False
-        if self.path is not None:
-            try:
-                self.costs = {key: (one[0], one[1]) for key, one in json.loads(self.path.read_text()).items()}
-            except (OSError, ValueError, TypeError, IndexError, AttributeError):
-                self.costs = {}
+
+    def read(self) -> dict[str, tuple[int, int]]:
+        if self.path is None:
+            return {}
+        try:
+            return {key: (one[0], one[1]) for key, one in json.loads(self.path.read_text()).items()}
+        except (OSError, ValueError, TypeError, IndexError, AttributeError):
+            return {}
 
     def save(self) -> None:
+        """Adds to what is on disk. What others measured in the meantime holds: with it they have planned."""
         if self.path is None or not self.is_changed:
             return
+        self.costs |= self.read()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             part = self.path.with_suffix(f".{os.getpid()}")
@@ -130,6 +135,7 @@ def move_time_ns(moved_bytes: int, cache: CostCache, device: torch.device) -> in
             target = torch.empty_like(source)
             cache.costs[key] = (_median_ns(lambda: target.copy_(source), device), 0)
             cache.is_changed = True
+            cache.save()
     return _START_NS + moved_bytes * cache.costs[key][0] // (1 << 27)
 
 
@@ -170,9 +176,8 @@ def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
         torch.no_grad(),
         torch.random.fork_rng(devices=[captured.device] if captured.device.type == "cuda" else []),
     ):
-        for call in captured.calls:
-            if call.is_view or not call.values:
-                continue
+        calls = [call for call in captured.calls if call.values and not call.is_view]
+        for call in calls:
             key = kind_of(call, captured.constants)
             if key not in cache.costs:
                 try:
@@ -180,5 +185,6 @@ def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
                 except RuntimeError:
                     cache.costs[key] = _estimate(call)
                 cache.is_changed = True
-            call.time_ns, call.workspace_bytes = cache.costs[key]
-    cache.save()
+        cache.save()
+        for call in calls:
+            call.time_ns, call.workspace_bytes = cache.costs[kind_of(call, captured.constants)]

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch._functorch import partitioners
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.lowering import register_lowering
 from torch.utils import _pytree as pytree
 
 from headroom import _C
@@ -65,12 +66,13 @@ def _is_inlined(call: Call) -> bool:
     return (torch.Tag.pointwise in tags or _packet(call) in _ALSO_INLINED) and may_recompute(call)
 
 
-def fuse(of: Capture) -> Capture:
-    """The capture with only those calls as ops whose results Inductor will store.
+def fuse(of: Capture, *, stores_meetings: bool) -> Capture:
+    """The capture with only those calls as ops whose results are to be stored.
 
-    Results of pointwise calls are stored where a kernel of another kind or the user reads them, where several large
-    tensors meet in one that is read more than once, and where a kernel would read too many tensors. All others are
-    computed inside the kernels that read them: such a call has no values, and its readers read what it reads.
+    Results of pointwise calls are where a kernel of another kind or the user reads them, where a kernel would read too
+    many tensors and, for `stores_meetings`, where several large tensors meet in one that is read more than once: that
+    takes less memory at the smallest budgets, and moves more. All others are computed inside the kernels that read
+    them: such a call has no values, and its readers read what it reads.
     """
     outputs = {one for one in [*of.forward_outputs, *of.backward_outputs] if one >= 0}
     output_values = {of.value_of_tensor[one] for one in outputs}
@@ -113,10 +115,10 @@ def fuse(of: Capture) -> Capture:
         uses = _uses(call, readers)
         by_others = any(needs_memory(one, call.values) for one in uses)
         large = sum(of.values[of.value_of_tensor[one]].bytes * 2 >= size for one in reads[-1])
-        meets = large > 1 and len(uses) > 1
+        meets = stores_meetings and large > 1 and len(uses) > 1
         is_output = any(value in output_values for value in call.values)
         most_reads = _MOST_READS if len(uses) > 1 else _MOST_READS_IF_READ_ONCE
-        stored.append(by_others or is_output or meets or len(reads[-1]) > most_reads)
+        stored.append(by_others or is_output or meets or large > most_reads)
     calls = [
         replace(call, reads=reads[position], values=call.values if stored[position] else [], in_place=False)
         for position, call in enumerate(of.calls)
@@ -133,11 +135,26 @@ def fill_kernel_costs(of: Capture, fused: Capture, cache: CostCache) -> None:
     own = [_is_inlined(call) or _packet(call) in _REDUCTIONS for call in of.calls]
     others = [call for call, is_own in zip(fused.calls, own, strict=True) if not is_own]
     fill_costs(replace(fused, calls=others), cache, meter_of(of.device))
+    just_read: set[int] = set()  # by reductions right before, which are one kernel with those that follow
     for call, is_own in zip(fused.calls, own, strict=True):
-        if is_own and call.values:
-            moved = sum(of.values[value].bytes for value in {of.value_of_tensor[one] for one in call.reads})
-            moved += sum(of.values[value].bytes for value in call.values)
-            call.time_ns = move_time_ns(moved, cache, of.device)
+        if not call.values:
+            continue
+        reads = {of.value_of_tensor[one] for one in call.reads} if is_own else set()
+        if is_own:
+            moved = [*(reads - just_read), *call.values]
+            call.time_ns = move_time_ns(sum(of.values[one].bytes for one in moved), cache, of.device)
+        just_read = just_read | reads if _packet(call) in _REDUCTIONS else set()
+
+
+torch.library.define("headroom::store", "(Tensor x) -> Tensor")
+torch.library.impl("headroom::store", "CompositeExplicitAutograd", torch.clone)
+
+
+@register_lowering(torch.ops.headroom.store.default)
+def _lower_store(x: Any) -> Any:
+    """Has Inductor store what it would rather compute inside each kernel that reads it."""
+    x.realize()
+    return x
 
 
 class Emission:
@@ -146,6 +163,7 @@ class Emission:
     def __init__(self, joint: fx.GraphModule, fused: Capture) -> None:
         self.graph = fx.Graph()
         self.stored = {call.node for call in fused.calls if call.values}
+        self.inlined_else = {call.node for call in fused.calls if call.values and _is_inlined(call)}
         self.now: dict[fx.Node, fx.Node] = {}  # placeholders, constants, stored results: what stands for them
         for node in joint.graph.find_nodes(op="placeholder"):
             self.now[node] = self.graph.node_copy(node)
@@ -173,6 +191,9 @@ class Emission:
         inside: dict[fx.Node, fx.Node] = {}
         inputs = {one: self.get(one, inside) for one in node.all_input_nodes}
         new = self.graph.node_copy(node, inputs.__getitem__)
+        if node in self.inlined_else:
+            new = self.graph.call_function(torch.ops.headroom.store.default, (new,))
+            new.meta = dict(node.meta)
         self.now[node] = new
         for user in node.users:
             if user.target is operator.getitem:
@@ -243,7 +264,8 @@ class KernelStep:
     plain_time_ns: int
 
 
-def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Settings) -> KernelStep:
+def make_kernel_steps(joint: fx.GraphModule, output_count: int, settings: Settings) -> list[KernelStep]:
+    """The step with all that may be stored, and the same with less."""
     captured = capture(joint, output_count, "step")
     writes: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.nodes:
@@ -255,17 +277,21 @@ def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Setting
     # What they write is kept to forward's end as the outputs are.
     outputs = [*captured.forward_outputs, *[captured.number[one] for one in writes.values()]]
     captured = replace(captured, forward_outputs=outputs)
-    fused = fuse(captured)
-    fill_kernel_costs(captured, fused, cache_of(captured.device, persistent=settings.cache))
-    graph, call_of_op = make_graph(fused)
-    plain = _C.simulate(graph, _C.store_all(graph))
-    return KernelStep(
-        fused, graph, _C.Problem(graph), call_of_op, output_count, writes, plain.peak_bytes, plain.time_ns
-    )
+
+    def make(*, stores_meetings: bool) -> KernelStep:
+        fused = fuse(captured, stores_meetings=stores_meetings)
+        fill_kernel_costs(captured, fused, cache_of(captured.device, persistent=settings.cache))
+        graph, call_of_op = make_graph(fused)
+        plain = _C.simulate(graph, _C.store_all(graph))
+        return KernelStep(
+            fused, graph, _C.Problem(graph), call_of_op, output_count, writes, plain.peak_bytes, plain.time_ns
+        )
+
+    return [make(stores_meetings=True), make(stores_meetings=False)]
 
 
 class Partitioner(CustomPartitionerFn):
-    """Splits the joint graph by a plan. `scale` is what simulated peaks are to real ones."""
+    """Splits the joint graph by a plan whose simulated peak is at most `scale` times the budget, or the smallest."""
 
     def __init__(self, settings: Settings, outside_bytes: int, scale: float, most_bytes: int | None = None) -> None:
         self.settings = settings
@@ -286,7 +312,8 @@ class Partitioner(CustomPartitionerFn):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         gm.graph.eliminate_dead_code()
         gm.recompile()
-        self.step = step = make_kernel_step(gm, kwargs["num_fwd_outputs"], self.settings)
+        steps = make_kernel_steps(gm, kwargs["num_fwd_outputs"], self.settings)
+        self.step = step = steps[0]
         self.resident_bytes = step.graph.resident_bytes()
         whole = self.settings.graph_budget(step.graph, step.store_all_bytes, self.outside_bytes)
         self.budget_bytes = whole if self.most_bytes is None else min(whole, self.resident_bytes + self.most_bytes)
@@ -295,12 +322,15 @@ class Partitioner(CustomPartitionerFn):
         if target >= step.store_all_bytes:
             self.simulated_bytes, self.time_ns = step.store_all_bytes, step.plain_time_ns
             return partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
-        plan = _C.make_plan(step.problem, self.settings.planner, max(target, 0), 0)
-        if plan.schedule is None:
+        plans = [_C.make_plan(one.problem, self.settings.planner, max(target, 0), 0) for one in steps]
+        if all(plan.schedule is None for plan in plans):
             self.is_smallest = True
-            plan = _C.make_plan(step.problem, self.settings.planner, plan.smallest_budget_bytes, 0)
+            smallest = min(plan.smallest_budget_bytes for plan in plans)
+            plans = [_C.make_plan(one.problem, self.settings.planner, smallest, 0) for one in steps]
+        found = [(plan, one) for plan, one in zip(plans, steps, strict=True) if plan.schedule is not None]
+        plan, self.step = min(found, key=lambda pair: pair[0].time_ns)
         self.schedule, self.simulated_bytes, self.time_ns = plan.schedule, plan.peak_bytes, plan.time_ns
-        return emit(gm, step, plan.schedule)
+        return emit(gm, self.step, plan.schedule)
 
     def __deepcopy__(self, _: object) -> Partitioner:
         """Inductor copies its configuration; what the partitioner found is read from the one that was put there."""

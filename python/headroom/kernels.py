@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.compile_fx import compile_fx
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.graph import GraphLowering
 from torch.utils import _pytree as pytree
 
 from headroom import _C
@@ -21,8 +22,31 @@ from headroom.inductor import Partitioner
 from headroom.ordering import KeepOrder
 
 
-def try_step(compiled: Callable[..., Any], arguments: Sequence[Any], device: torch.device) -> int:
-    """What a forward and a backward take at most beyond what is there before. Changes nothing that the user has."""
+def same_layout() -> Callable[..., Any]:
+    """Inductor's compilation, with convolutions that backward runs again laid out as forward's are.
+
+    Inductor decides by the graph whether they are to be channels-last, and few of them in a large backward are not,
+    though what they read is.
+    """
+    is_channels_last: bool | None = None
+
+    def compile_one(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        nonlocal is_channels_last
+        if not options.get("is_backward"):
+            is_channels_last = GraphLowering.decide_layout_opt(gm, is_inference=False)
+        elif gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
+            options["layout_opt"] = is_channels_last
+        return compile_fx_inner(gm, inputs, **options)
+
+    return compile_one
+
+
+def try_step(compiled: Callable[..., Any], arguments: Sequence[Any], device: torch.device) -> tuple[int, int]:
+    """What a forward and a backward take at most beyond what is there before, and what the first of them leaves there.
+
+    The first compiles, tries out how to run kernels and has libraries make their workspaces. Changes nothing that the
+    user has.
+    """
 
     def copied(one: object) -> object:
         if not is_tensor(one):
@@ -31,12 +55,21 @@ def try_step(compiled: Callable[..., Any], arguments: Sequence[Any], device: tor
 
     meter = meter_of(device)
     copies = [copied(one) for one in arguments]
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
-        before = meter.current_bytes()
-        meter.reset_peak()
+    leaves = [one for one in copies if is_tensor(one) and one.requires_grad]
+
+    def run() -> None:
         results = [one for one in pytree.tree_leaves(compiled(*copies)) if is_tensor(one) and one.requires_grad]
         torch.autograd.backward(results, [torch.ones_like(one) for one in results])
-        return meter.peak_bytes() - before
+        for one in leaves:
+            one.grad = None
+
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
+        at_first = meter.current_bytes()
+        run()
+        before = meter.current_bytes()
+        meter.reset_peak()
+        run()
+        return meter.peak_bytes() - before, before - at_first
 
 
 # A real peak this far below the budget is worth one more compilation.
@@ -51,6 +84,7 @@ class Chosen:
     run: Callable[..., Any]
     partitioner: Partitioner | None = None  # None: nothing in it takes a gradient
     added_bytes: int = 0  # at most, beyond what was there before, in the trial
+    scale: float = 1.0  # what simulated peaks are to real ones, as far as was known when it was planned
     trials: int = 0
 
     def fits(self) -> bool:
@@ -58,14 +92,14 @@ class Chosen:
 
     def planned(self) -> Planned:
         by = self.partitioner
-        predicted = int((by.simulated_bytes - by.resident_bytes) / by.scale)
+        predicted = int((by.simulated_bytes - by.resident_bytes) / self.scale)
         return Planned(predicted, by.allowed_bytes(), by.time_ns, by.step.plain_time_ns, self.added_bytes, self.trials)
 
 
 def choose(
     gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, scale: float, most_bytes: int | None
 ) -> Chosen:
-    """Plans, compiles and tries a step until its real peak is under the budget, and close to it if that is easy.
+    """Plans, compiles and tries a step until its real peak is under the budget, and close to it if the next one is.
 
     Where nothing is, what was found last does not fit.
     """
@@ -75,20 +109,24 @@ def choose(
         return Chosen(compile_fx(copy_of(gm), list(arguments)))
     best: Chosen | None = None
     for trial in range(_MOST_TRIALS):
-        partitioner = Partitioner(settings, outside_bytes(tensors, device), scale, most_bytes)
+        # The last one is for what takes least, where nothing else fits.
+        target = scale if best is not None or trial + 1 < _MOST_TRIALS else 0.0
+        partitioner = Partitioner(settings, outside_bytes(tensors, device), target, most_bytes)
         keep_order = KeepOrder(lambda by=partitioner: by.schedule is not None)
         patches = {"custom_partitioner_fn": partitioner, "_pre_fusion_custom_pass": keep_order}
         # Without AOTAutograd's cache, which goes by the graph before the partition.
         with torch._functorch.config.patch(enable_autograd_cache=False):
-            compiled = compile_fx(copy_of(gm), list(arguments), config_patches=patches)
-        added = try_step(compiled, arguments, device)
+            compiled = compile_fx(copy_of(gm), list(arguments), same_layout(), patches)
+        added, left = try_step(compiled, arguments, device)
         if partitioner.step is None:
             return Chosen(compiled)
-        found = Chosen(compiled, partitioner, added, trial + 1)
+        if settings.limit_bytes() is not None:
+            partitioner.budget_bytes -= left
+        found = Chosen(compiled, partitioner, added, scale, trial + 1)
         if found.fits() and (best is None or added > best.added_bytes):
             best = found
         is_close = partitioner.schedule is None or added >= _LOOSE * partitioner.allowed_bytes()
-        if (found.fits() and is_close) or (best is not None and best is not found):
+        if (found.fits() and (is_close or trial > 0)) or (best is not None and best is not found):
             break
         if not found.fits() and partitioner.is_smallest:
             return found
@@ -148,8 +186,7 @@ class Kernels:
         return limit is None or by is None or self.before_bytes + self.chosen.added_bytes <= limit
 
     def plan(self, arguments: Sequence[Any], outer: Kernels | None) -> None:
-        last = self.chosen.partitioner if self.chosen is not None else None
-        scale = last.scale if last is not None else 1.0
+        scale = self.chosen.scale if self.chosen is not None else 1.0
         self.chosen = choose(self.gm, arguments, self.settings, scale, self.most_bytes)
         by = self.chosen.partitioner
         self.is_good = self.chosen.fits()

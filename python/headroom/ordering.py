@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch._inductor import custom_graph_pass, ir
 from torch._inductor.dependencies import WeakDep
 from torch._inductor.virtualized import V
 
+aten = torch.ops.aten
+
 # By how many library calls (matrix products, convolutions, attention) kernels may move from their places: room to fuse
 # with neighbours, but not with the same calculation in another layer or in another recomputation.
-SLACK = 2
+SLACK = 1
+
+_NOWHERE = -1.0
 
 # What Inductor's cache accepts; before 2.13 that was the class for passes over graphs.
 _Pass = getattr(custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass)
@@ -62,15 +67,28 @@ def _is_library_call(node: Any) -> bool:
     return node.is_extern() and not isinstance(node.node, ir.MultiOutput)
 
 
-def _places(nodes: list[Any]) -> dict[Any, int]:
-    """By node: where the last of the calls that it computes is in the graph, and not before what it reads."""
-    position = {node: i for i, node in enumerate(V.graph.graph.nodes)}
-    places: dict[Any, int] = {}
+def _places(nodes: list[Any]) -> dict[Any, float]:
+    """By node: where the last of the calls that it computes is in the graph, and not before what it reads.
+
+    Where an input is written over does not count, and what is only an input in another layout is made where it is read.
+    """
+    position = {
+        node: float(i)
+        for i, node in enumerate(V.graph.graph.nodes)
+        if node.op == "call_function" and node.target is not aten.copy_.default
+    }
+    places: dict[Any, float] = {}
     maker = {name: node for node in nodes for name in node.get_buffer_names()}
+    readers: dict[Any, list[Any]] = {}
     for node in nodes:
         own = [position[one] for part in node.get_nodes() for one in part.node.get_origins() if one in position]
-        read = [places[maker[dep.name]] for dep in node.unmet_dependencies if dep.name in maker]
-        places[node] = max([*own, *read], default=0)
+        makers = [maker[dep.name] for dep in node.unmet_dependencies if dep.name in maker]
+        for one in makers:
+            readers.setdefault(one, []).append(node)
+        places[node] = max([*own, *[places[one] for one in makers]], default=_NOWHERE)
+    for node in reversed(nodes):
+        if places[node] == _NOWHERE:
+            places[node] = min([places[one] for one in readers.get(node, [])], default=0) - 0.5
     return places
 
 

@@ -12,6 +12,8 @@ headroom = pytest.importorskip("headroom")
 
 from training_models import CASES, loss_of  # noqa: E402
 
+from headroom import kernels  # noqa: E402
+
 pytestmark = pytest.mark.usefixtures("alone")
 
 SHARES = {"gpt": 0.6, "resnet": 0.7}  # dropout and tied weights; statistics that the step writes
@@ -78,6 +80,47 @@ def test_of_a_language_model_s_loss_only_logits_and_their_gradient_are_stored() 
     logits_bytes = tokens.numel() * words * 4
     activation_bytes = tokens.numel() * width * 4
     assert told[-1].measured_bytes <= 2 * logits_bytes + 8 * activation_bytes
+
+
+def test_sums_that_a_plan_keeps_are_stored_and_not_computed_in_every_kernel_that_reads_them() -> None:
+    class Deep(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(64) for _ in range(8))
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for norm, layer in zip(self.norms, self.layers, strict=True):
+                x = x + torch.nn.functional.dropout(layer(norm(x)), 0.1)
+            return x.square().mean()
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, batch = Deep(), torch.randn(1024, 64)
+    with pytest.raises(headroom.BudgetError) as error:
+        headroom.compile(model, "0.01x", kernels="inductor")(batch)
+    # A sum that were computed anew in every kernel that reads it would keep alive all that it adds up.
+    resident_bytes = sum(one.nbytes for one in [*model.parameters(), batch])
+    assert error.value.smallest_budget_bytes - resident_bytes <= 7 * batch.nbytes
+
+
+def test_convolutions_run_again_are_laid_out_as_in_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, bool, bool | None]] = []  # is backward, has convolutions, told to be channels-last
+    compile_one = kernels.compile_fx_inner
+
+    def record(gm: torch.fx.GraphModule, inputs: list[object], **options: object) -> object:
+        convolution = torch.ops.aten.convolution.default
+        has = bool(gm.graph.find_nodes(op="call_function", target=convolution))
+        seen.append((bool(options.get("is_backward")), has, options.get("layout_opt")))
+        return compile_one(gm, inputs, **options)
+
+    monkeypatch.setattr(kernels, "compile_fx_inner", record)
+    # A choice that forward's graph alone would not make for backward.
+    monkeypatch.setattr(kernels.GraphLowering, "decide_layout_opt", staticmethod(lambda *_, **__: True))
+    model, batch = make("resnet")
+    headroom.compile(loss_of(model), "0.5x", kernels="inductor")(*batch).backward()
+    assert (True, True, True) in seen
+    assert all(told is None for is_backward, _, told in seen if not is_backward)
 
 
 def test_a_budget_that_is_too_small_names_the_smallest() -> None:
