@@ -61,7 +61,7 @@ class Call:
     values: list[int] = field(default_factory=list)  # that it writes; of views none
     is_view: bool = False
     draws: bool = False
-    in_place: bool = True  # may write over its first argument, where it can
+    overwrites: list[int] | None = None  # values, if it is known which its result may take the place of
     time_ns: int = 0
     workspace_bytes: int = 0
 
@@ -151,8 +151,10 @@ def in_place_of(target: object) -> torch._ops.OpOverload | None:
 
 def overwritten(call: Call, of: Capture) -> list[int]:
     """The value that the call may write its result over: of its first argument, if that has the result's layout."""
+    if call.overwrites is not None:
+        return call.overwrites
     first = call.node.args[0] if call.node.args else None
-    can = call.in_place and in_place_of(call.node.target) is not None
+    can = in_place_of(call.node.target) is not None
     if not can or not isinstance(first, fx.Node) or len(call.values) != 1:
         return []
     value = of.value_of_tensor[of.number[first]] if first in of.number else -1

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from headroom import _C
 from headroom.aot import Settings, cache_of, meter_of
-from headroom.capture import Call, Capture, Unsupported, capture, make_graph, may_recompute
+from headroom.capture import Call, Capture, Unsupported, capture, is_tensor, make_graph, may_recompute
 from headroom.costs import CostCache, fill_costs, move_time_ns
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -85,6 +85,7 @@ def fuse(of: Capture, *, stores_meetings: bool) -> Capture:
     inlined = [_is_inlined(call) and not call.is_view for call in of.calls]
     stored: list[bool] = []
     reads: list[list[int]] = []  # by call: tensors, one of each stored value
+    in_place: list[dict[int, bool]] = []  # by call: stored values, and whether they are read only where it writes
 
     def needs_memory(reader: int, values: list[int]) -> bool:
         """Whether a reader of these values wants them in memory."""
@@ -106,8 +107,24 @@ def fuse(of: Capture, *, stores_meetings: bool) -> Capture:
                     found.setdefault(of.value_of_tensor[one], one)
         return list(found.values())
 
+    def places_read(call: Call) -> dict[int, bool]:
+        tags = getattr(call.node.target, "tags", ())
+        keeps = torch.Tag.pointwise in tags or _packet(call) in (aten.clone, prims.convert_element_type)
+        result = call.node.meta.get("val")
+        found: dict[int, bool] = {}
+        for tensor in call.reads:
+            read = of.tensors[tensor].meta["val"]
+            is_here = keeps and all(is_tensor(one) and one.is_contiguous() for one in (read, result))
+            is_here = is_here and read.numel() == result.numel()
+            position = maker.get(of.value_of_tensor[tensor])
+            inside = {of.value_of_tensor[tensor]: True} if position is None or stored[position] else in_place[position]
+            for value, is_there in inside.items():
+                found[value] = found.get(value, True) and is_there and is_here
+        return found
+
     for position, call in enumerate(of.calls):
         reads.append(stored_reads(call))
+        in_place.append(places_read(call))
         if not inlined[position]:
             stored.append(True)
             continue
@@ -120,9 +137,14 @@ def fuse(of: Capture, *, stores_meetings: bool) -> Capture:
         most_reads = _MOST_READS if len(uses) > 1 else _MOST_READS_IF_READ_ONCE
         stored.append(by_others or is_output or meets or large > most_reads)
     calls = [
-        replace(call, reads=reads[position], values=call.values if stored[position] else [], in_place=False)
+        replace(call, reads=reads[position], values=call.values if stored[position] else [], overwrites=[])
         for position, call in enumerate(of.calls)
     ]
+    for position, call in enumerate(calls):
+        if inlined[position] and len(call.values) == 1:
+            size = of.values[call.values[0]].bytes
+            here = [value for value, is_here in in_place[position].items() if is_here]
+            call.overwrites = [one for one in here if of.values[one].bytes == size and not of.values[one].resident]
     return replace(of, calls=calls)
 
 
@@ -152,7 +174,7 @@ torch.library.impl("headroom::store", "CompositeExplicitAutograd", torch.clone)
 
 @register_lowering(torch.ops.headroom.store.default)
 def _lower_store(x: Any) -> Any:
-    """Has Inductor store what it would rather compute inside each kernel that reads it."""
+    """Has Inductor store what it would rather compute inside each kernel that reads it, or together with its reader."""
     x.realize()
     return x
 
@@ -163,7 +185,6 @@ class Emission:
     def __init__(self, joint: fx.GraphModule, fused: Capture) -> None:
         self.graph = fx.Graph()
         self.stored = {call.node for call in fused.calls if call.values}
-        self.inlined_else = {call.node for call in fused.calls if call.values and _is_inlined(call)}
         self.now: dict[fx.Node, fx.Node] = {}  # placeholders, constants, stored results: what stands for them
         for node in joint.graph.find_nodes(op="placeholder"):
             self.now[node] = self.graph.node_copy(node)
@@ -191,7 +212,7 @@ class Emission:
         inside: dict[fx.Node, fx.Node] = {}
         inputs = {one: self.get(one, inside) for one in node.all_input_nodes}
         new = self.graph.node_copy(node, inputs.__getitem__)
-        if node in self.inlined_else:
+        if is_tensor(node.meta.get("val")):
             new = self.graph.call_function(torch.ops.headroom.store.default, (new,))
             new.meta = dict(node.meta)
         self.now[node] = new
@@ -234,6 +255,7 @@ def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tupl
             emission.drop(nodes_in.get(value, ()))
         elif step.call_of_op[op] >= 0:
             emission.run(fused.calls[step.call_of_op[op]].node)
+            emission.drop(nodes_in.get(value, ()))
         else:
             for node in wanted:
                 if fused.value_of_tensor[fused.number[node]] in step.graph.op_inputs(op):

@@ -72,7 +72,12 @@ def try_step(compiled: Callable[..., Any], arguments: Sequence[Any], device: tor
         return meter.peak_bytes() - before, before - at_first
 
 
-# A real peak this far below the budget is worth one more compilation.
+# Inductor is not to store of its own accord what kernels compute inside; what is worth storing the plan knows.
+_STORED_AS_PLANNED = dict.fromkeys(
+    ("realize_reads_threshold", "realize_acc_reads_threshold", "realize_opcount_threshold"), 1000
+)
+
+# A real peak this far below the predicted one is worth one more compilation.
 _LOOSE = 0.95
 _MOST_TRIALS = 4
 
@@ -99,7 +104,7 @@ class Chosen:
 def choose(
     gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, scale: float, most_bytes: int | None
 ) -> Chosen:
-    """Plans, compiles and tries a step until its real peak is under the budget, and close to it if the next one is.
+    """Plans, compiles and tries a step until its real peak is under the budget; once more if it is far below.
 
     Where nothing is, what was found last does not fit.
     """
@@ -113,7 +118,7 @@ def choose(
         target = scale if best is not None or trial + 1 < _MOST_TRIALS else 0.0
         partitioner = Partitioner(settings, outside_bytes(tensors, device), target, most_bytes)
         keep_order = KeepOrder(lambda by=partitioner: by.schedule is not None)
-        patches = {"custom_partitioner_fn": partitioner, "_pre_fusion_custom_pass": keep_order}
+        patches = {"custom_partitioner_fn": partitioner, "_pre_fusion_custom_pass": keep_order, **_STORED_AS_PLANNED}
         # Without AOTAutograd's cache, which goes by the graph before the partition.
         with torch._functorch.config.patch(enable_autograd_cache=False):
             compiled = compile_fx(copy_of(gm), list(arguments), same_layout(), patches)
@@ -125,12 +130,12 @@ def choose(
         found = Chosen(compiled, partitioner, added, scale, trial + 1)
         if found.fits() and (best is None or added > best.added_bytes):
             best = found
-        is_close = partitioner.schedule is None or added >= _LOOSE * partitioner.allowed_bytes()
+        simulated = partitioner.simulated_bytes - partitioner.resident_bytes
+        is_close = partitioner.schedule is None or added >= _LOOSE * simulated / scale
         if (found.fits() and (is_close or trial > 0)) or (best is not None and best is not found):
             break
         if not found.fits() and partitioner.is_smallest:
             return found
-        simulated = partitioner.simulated_bytes - partitioner.resident_bytes
         scale = simulated / max(added, 1) * (1 if found.fits() else 0.99)
     return found if best is None else best
 
