@@ -76,6 +76,8 @@ PlannedStep plan_step(const MeasuredStep& measured, std::optional<int64_t> budge
     }
     if (!budget_bytes || peak_bytes <= *budget_bytes) return planned;
     reserve_bytes += peak_bytes - *budget_bytes;
+    // Plans that differ in what is beside them, a little more each time, come to an end here.
+    if (i + 2 == kTries) reserve_bytes = std::max(reserve_bytes, most_beside);
   }
 }
 
