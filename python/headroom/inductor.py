@@ -52,7 +52,7 @@ _INTO_COPIES = {
     aten.scatter_add,
     aten.scatter_reduce,
 }
-# As many tensors as a kernel of Inductor reads before it stores what it has, read more than once or only once.
+# As many large tensors as a kernel may read before what it computes is stored, if that is read more than once or once.
 _MOST_READS = 4
 _MOST_READS_IF_READ_ONCE = 8
 

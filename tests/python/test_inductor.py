@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
-from training_models import CASES, loss_of  # noqa: E402
+from training_models import CASES, Gpt, loss_of  # noqa: E402
 
 from headroom import kernels  # noqa: E402
 
@@ -80,6 +80,21 @@ def test_of_a_language_model_s_loss_only_logits_and_their_gradient_are_stored() 
     logits_bytes = tokens.numel() * words * 4
     activation_bytes = tokens.numel() * width * 4
     assert told[-1].measured_bytes <= 2 * logits_bytes + 8 * activation_bytes
+
+
+def test_what_takes_the_place_of_the_logits_is_predicted() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    words = 4000
+    model, tokens = Gpt(layers=4, width=64, words=words), torch.randint(words, (8, 32))
+    told: list[headroom.aot.Planned] = []
+    loss = loss_of(model)
+    run = headroom.compile(lambda: loss(tokens, tokens.flatten()), "0.5x", kernels="inductor", on_plan=told.append)
+    assert train(model, run, []) <= told[-1].budget_bytes
+    assert told[-1].measured_bytes == pytest.approx(told[-1].predicted_bytes, rel=0.02)
+    assert told[-1].compilations == 1
+    # The gradient of the logits is written over them, and dropped when the weights' is there, before backward ends.
+    assert told[-1].measured_bytes <= 1.7 * tokens.numel() * words * 4
 
 
 def test_sums_that_a_plan_keeps_are_stored_and_not_computed_in_every_kernel_that_reads_them() -> None:
