@@ -115,8 +115,8 @@ def test_sums_that_a_plan_keeps_are_stored_and_not_computed_in_every_kernel_that
     before = headroom.current_bytes()
     with pytest.raises(headroom.BudgetError) as error:
         headroom.compile(model, "0.01x", kernels="inductor")(batch)
-    # A sum that were computed anew in every kernel that reads it would keep alive all that it adds up.
-    assert error.value.smallest_budget_bytes - before <= 7 * batch.nbytes
+    # A sum computed anew in every kernel that reads it would keep alive all that it adds up: some 30 times the batch.
+    assert error.value.smallest_budget_bytes - before <= 10 * batch.nbytes
 
 
 def test_convolutions_run_again_are_laid_out_as_in_forward(monkeypatch: pytest.MonkeyPatch) -> None:
