@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "headroom/plan/auto_front.h"
+#include "headroom/plan/blocks.h"
 #include "headroom/plan/chain.h"
 #include "headroom/plan/exhaustive.h"
 #include "headroom/plan/lower_sets.h"
@@ -16,6 +17,10 @@ namespace {
 constexpr int64_t kFewStates = 10'000;
 constexpr int64_t kFewOps = 200;  ///< up to here `lower-sets` takes little time
 constexpr int64_t kFewOpsAtHighEffort = 2'000;
+constexpr int64_t kManyOps = 1'000;    ///< from here on equal blocks are planned together
+constexpr int32_t kManyBlocks = 32;    ///< if there are so many
+constexpr int32_t kFoldedBlocks = 12;  ///< by planning so many
+constexpr int kMixedPercent = 25;
 constexpr int64_t kChainWork = 100'000'000;  ///< to follow a table of `chain`, divided among decisions
 
 bool is_small(const Graph& graph, Effort effort) {
@@ -29,6 +34,26 @@ int64_t slots_for(int length) {
   constexpr double kWork = 4e9;
   const double cube = static_cast<double>(length) * length * length;
   return std::clamp<int64_t>(static_cast<int64_t>(kWork / cube), length <= 512 ? 500 : 50, 4000);
+}
+
+std::vector<int32_t> runs_of(const Schedule& schedule) {
+  std::vector<int32_t> runs;
+  for (const Step& step : schedule.steps)
+    if (step.is_run()) runs.push_back(static_cast<int32_t>(step.op()));
+  return runs;
+}
+
+/// The plans of a graph with fewer of its equal blocks, and mixtures of neighbours, as runs of the whole graph.
+std::vector<std::vector<int32_t>> unfolded_plans(const Folding& folding, const PlanLimits& limits) {
+  const Problem few(folding.graph);
+  const Front front = search_front(few, FlatGraph(few.graph), limits);
+  std::vector<std::vector<int32_t>> plans;
+  for (size_t i = 0; i < front.size(); ++i) {
+    const bool is_last = i + 1 == front.size();
+    for (int percent = 100; percent > (is_last ? 99 : 0); percent -= kMixedPercent)
+      plans.push_back(unfold(folding, front[i].runs, front[is_last ? i : i + 1].runs, percent));
+  }
+  return plans;
 }
 
 /// `chain`'s plans: of tables for plain training's peak and for less, which are finer.
@@ -53,10 +78,13 @@ std::vector<Schedule> chain_plans(const Problem& problem, const PlanLimits& limi
 }  // namespace
 
 Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
-  std::vector<Schedule> starts = chain_plans(problem, limits);
-  if (std::ssize(problem.graph.ops()) <= (limits.effort == Effort::kHigh ? kFewOpsAtHighEffort : kFewOps)) {
+  const bool is_high = limits.effort == Effort::kHigh;
+  const bool may_fold = !is_high && std::ssize(problem.graph.ops()) >= kManyOps;
+  const std::optional<Folding> folding = may_fold ? fold(problem.graph, kFoldedBlocks, kManyBlocks) : std::nullopt;
+  std::vector<Schedule> plans = chain_plans(problem, limits);
+  if (std::ssize(problem.graph.ops()) <= (is_high ? kFewOpsAtHighEffort : kFewOps)) {
     try {
-      std::ranges::move(lower_set_plans(problem.graph, limits), std::back_inserter(starts));
+      std::ranges::move(lower_set_plans(problem.graph, limits), std::back_inserter(plans));
     } catch (const NotApplicable&) {
       // The other starts do.
     }
@@ -65,22 +93,18 @@ Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimi
   for (const char* name : {"division-tree", "peak-linear"}) {
     try {
       Plan plan = make_plan(get_planner(name), problem, {std::nullopt, limits});
-      starts.push_back(std::move(*plan.result.schedule));
+      plans.push_back(std::move(*plan.result.schedule));
     } catch (const NotApplicable&) {
       continue;
     }
   }
-  return search_front(flat, starts, limits);
+  std::vector<std::vector<int32_t>> starts;
+  if (folding) starts = unfolded_plans(*folding, limits);
+  std::ranges::transform(plans, std::back_inserter(starts), runs_of);
+  return search_front(flat, starts, folding.has_value(), limits);
 }
 
 namespace {
-
-std::vector<int32_t> runs_of(const Schedule& schedule) {
-  std::vector<int32_t> runs;
-  for (const Step& step : schedule.steps)
-    if (step.is_run()) runs.push_back(static_cast<int32_t>(step.op()));
-  return runs;
-}
 
 JudgedRuns judge(const FlatGraph& flat, const Schedule& schedule) {
   Timeline timeline(flat);

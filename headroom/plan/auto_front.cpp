@@ -30,12 +30,13 @@ constexpr int kPasses = 12;          ///< of that
 constexpr int kMostIdle = 3;         ///< of them in a row that find nothing
 constexpr int64_t kTriedRuns = 300;  ///< up to here what does not come by itself is tried at random, and more rounds
 constexpr int64_t kVeryManyRuns = 1000;
-constexpr int64_t kStartWork = 700'000;   ///< of one start, divided among its runs
-constexpr int64_t kPolishWork = 800'000;  ///< of all levels at normal effort, divided among the runs
-constexpr int kMostAttempts = 40;         ///< at a level that does not come by itself
-constexpr int kMostRuined = 12;           ///< reruns at a time
-constexpr int64_t kClose = 10000;         ///< a part of the time that is not worth more work
-constexpr int64_t kSlowest = 8;           ///< times plain training, for starts
+constexpr int64_t kStartWork = 700'000;    ///< of one start, divided among its runs
+constexpr int64_t kPolishWork = 800'000;   ///< of all levels at normal effort, divided among the runs
+constexpr int kMostAttempts = 40;          ///< at a level that does not come by itself
+constexpr int kMostRuined = 12;            ///< reruns at a time
+constexpr int64_t kClose = 10000;          ///< a part of the time that is not worth more work
+constexpr int64_t kCloseIfPolished = 100;  ///< the same for starts that had their work elsewhere
+constexpr int64_t kSlowest = 8;            ///< times plain training, for starts
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
@@ -67,27 +68,24 @@ class FrontBuilder {
     for (const OpId op : base_ops(flat.graph)) base_.push_back(static_cast<int32_t>(op));
   }
 
-  Front build(const std::vector<Schedule>& starts) {
+  Front build(const std::vector<std::vector<int32_t>>& starts, bool are_polished) {
+    are_polished_ = are_polished;
     search_.assign(base_);
     plain_ = search_.judged();
-    for (const Schedule& schedule : starts) add_start(schedule);
+    for (const std::vector<int32_t>& runs : starts) {
+      search_.assign(runs);
+      if (are_polished) search_.prune(search_.timeline().peak_bytes());
+      starts_.push_back(search_.judged());
+    }
     make_levels();
     // With half as many levels what one finds takes longer to get around.
-    const int rounds = is_short() || is_long() ? 4 : std::ssize(base_) > kTriedRuns ? 3 : 8;
+    const int rounds = are_polished ? 0 : is_short() || is_long() ? 4 : std::ssize(base_) > kTriedRuns ? 3 : 8;
     for (int round = 0; round < rounds; ++round) improve_all(round, work_of_round(rounds));
     if (is_tiny()) refine(rounds);
     return front();
   }
 
  private:
-  void add_start(const Schedule& schedule) {
-    std::vector<int32_t> runs;
-    for (const Step& step : schedule.steps)
-      if (step.is_run()) runs.push_back(static_cast<int32_t>(step.op()));
-    search_.assign(runs);
-    starts_.push_back(search_.judged());
-  }
-
   /// What a level costs to improve, in all: about as much as it took to find.
   int64_t work_of_round(int rounds) const {
     return work_per_run() * std::ssize(base_) / (rounds * std::max<int64_t>(1, std::ssize(levels_)));
@@ -176,16 +174,19 @@ class FrontBuilder {
     std::optional<JudgedRuns> cut;
     for (const JudgedRuns& start : starts_)
       if (start.peak_bytes <= target_bytes && (!cut || is_better(start, *cut))) cut = start;
+    if (are_polished_ && cut && is_close(*cut, bound.time_ns)) return {std::move(*cut)};
     if (cut) try_start(std::vector(cut->runs), target_bytes, cut, {});
     if (const std::vector<int32_t> runs = runs_around_cut(bound); !runs.empty()) {
       try_start(runs, target_bytes, cut, {6});
-      if (is_short() || !cut) try_start(runs, target_bytes, cut, {16});
+      if (is_short() || (!cut && !are_polished_)) try_start(runs, target_bytes, cut, {16});
     }
     std::optional<JudgedRuns> best;
     const auto descend_from_above = [&] {
       if (!levels_.empty()) try_start(levels_.back().best().runs, target_bytes, best, {6});
     };
-    if (is_short() || is_long()) {
+    if (are_polished_) {
+      descend_from_above();
+    } else if (is_short() || is_long()) {
       if (is_short()) try_start(base_, target_bytes, best, {6});
       if (is_short() || !cut) try_start(base_, target_bytes, best, {16});
       descend_from_above();
@@ -246,9 +247,9 @@ class FrontBuilder {
   }
 
   /// So close to the bound that more work is better spent elsewhere.
-  bool is_close(const JudgedRuns& plan, const Level& level) const {
-    const int64_t close_ns = limits_.effort == Effort::kHigh || is_short() ? 0 : level.bound_ns / kClose;
-    return plan.time_ns - level.bound_ns <= close_ns;
+  bool is_close(const JudgedRuns& plan, int64_t bound_ns) const {
+    const int64_t part = are_polished_ ? kCloseIfPolished : kClose;
+    return plan.time_ns - bound_ns <= (limits_.effort == Effort::kHigh || is_short() ? 0 : bound_ns / part);
   }
 
   /// One round of one level, from the plans of all levels before this round.
@@ -274,7 +275,7 @@ class FrontBuilder {
       const int64_t end = search.work() + work / std::ssize(plans);
       search.assign(best.runs);
       search.remember();
-      while (search.work() < end && !is_close(best, levels_[k])) {
+      while (search.work() < end && !is_close(best, levels_[k].bound_ns)) {
         const bool is_ruined = search.ruin(1 + static_cast<int>(search.random(kMostRuined)));
         if (is_tiny()) {
           search.insert_any(static_cast<int>(search.random(4)));
@@ -388,7 +389,7 @@ class FrontBuilder {
     std::vector<JudgedRuns> all = starts_;
     all.push_back(plain_);
     std::vector<std::vector<JudgedRuns>> between(levels_.size());
-    for_each_level([&](RunSearch& search, size_t k) { between[k] = plans_between(search, k); });
+    if (!are_polished_) for_each_level([&](RunSearch& search, size_t k) { between[k] = plans_between(search, k); });
     for (std::vector<JudgedRuns>& plans : between) std::ranges::move(plans, std::back_inserter(all));
     for (Level& level : levels_) all.push_back(std::move(level.plans.front()));
     return undominated(std::move(all));
@@ -402,6 +403,7 @@ class FrontBuilder {
   JudgedRuns plain_;
   bool plain_fails_ = false;  ///< to come down to a level in few insertions at a time
   int32_t runs_per_move_ = DescentOptions{}.runs_per_move;
+  bool are_polished_ = false;  ///< the starts
   std::vector<JudgedRuns> starts_;
   std::vector<Level> levels_;
 };
@@ -488,8 +490,9 @@ std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front,
   return lower;
 }
 
-Front search_front(const FlatGraph& flat, const std::vector<Schedule>& starts, const PlanLimits& limits) {
-  return FrontBuilder(flat, limits).build(starts);
+Front search_front(const FlatGraph& flat, const std::vector<std::vector<int32_t>>& starts, bool are_polished,
+                   const PlanLimits& limits) {
+  return FrontBuilder(flat, limits).build(starts, are_polished);
 }
 
 }  // namespace headroom

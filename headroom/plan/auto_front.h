@@ -29,7 +29,9 @@ Front undominated(std::vector<JudgedRuns> plans);
 /// next above is not taken, so that more memory is never slower.
 std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes);
 
-/// Plans for all budgets, by the search that plan_auto() describes, from plain training and `starts`.
-Front search_front(const FlatGraph& flat, const std::vector<Schedule>& starts, const PlanLimits& limits);
+/// Plans for all budgets, by the search that plan_auto() describes, from plain training and `starts`, which are runs.
+/// Where these are polished, near the best for their peaks, it only brings them to its levels.
+Front search_front(const FlatGraph& flat, const std::vector<std::vector<int32_t>>& starts, bool are_polished,
+                   const PlanLimits& limits);
 
 }  // namespace headroom
