@@ -29,7 +29,10 @@ namespace headroom {
 /// 5. *In place.* Ops run over an input that dies there wherever they may: that is in all peaks above (Timeline).
 /// 6. *Exact where small.* On graphs of at most kMostExhaustiveValues values that are not resident (kMostAtHighEffort)
 ///    `exhaustive` then goes through all budgets, from the largest down, with limits.max_states states for all of them.
-/// 7. *Between* two plans of the front there are more, made on the way to a budget that is asked for (plan_within()).
+/// 7. *Deep networks*, of at least 1,000 ops and 32 equal blocks, but at high effort: 12 of the blocks stay (blocks.h), 1
+///    to 6 are done for that graph, and its plans, and mixtures of neighbours, are those of the whole: every block does
+///    as one of the 12. Where that is more than a hundredth above the bound, and below the least of them, 2 follows.
+/// 8. *Between* two plans of the front there are more, made on the way to a budget that is asked for (plan_within()).
 ///
 /// Several runs of an op, keeping for part of the time and recomputing inside what is recomputed are all in its reach;
 /// first runs keep the base order. Not optimal among anything, but proved close by the bound, which is
@@ -37,7 +40,7 @@ namespace headroom {
 ///
 /// Deterministic, whatever the number of threads: levels are improved apart from each other in rounds, and work is
 /// counted in events looked at. Time about linear in the graph at a given effort but for the starts, which are a little
-/// worse; memory linear in the graph times the number of levels.
+/// worse, and for equal blocks, which cost little; memory linear in the graph times the number of levels.
 ///
 /// kOptimal where the lower bound is met; kInfeasible where memory_bound() or `exhaustive` proved it or the budget is
 /// below what some op needs by itself; kTimeout, with the best plan found if any, where `exhaustive` was asked and
