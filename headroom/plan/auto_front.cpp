@@ -74,9 +74,9 @@ class FrontBuilder {
     plain_ = search_.judged();
     for (const std::vector<int32_t>& runs : starts) {
       search_.assign(runs);
-      if (are_polished) search_.prune(search_.timeline().peak_bytes());
       starts_.push_back(search_.judged());
     }
+    if (are_polished) keep_polished();
     make_levels();
     // With half as many levels what one finds takes longer to get around.
     const int rounds = are_polished ? 0 : is_short() || is_long() ? 4 : std::ssize(base_) > kTriedRuns ? 3 : 8;
@@ -86,6 +86,16 @@ class FrontBuilder {
   }
 
  private:
+  /// Of the starts only those that no other beats, without what they do not need for their peaks.
+  void keep_polished() {
+    starts_ = undominated(std::move(starts_));
+    for (JudgedRuns& start : starts_) {
+      search_.assign(start.runs);
+      search_.prune(start.peak_bytes);
+      start = search_.judged();
+    }
+  }
+
   /// What a level costs to improve, in all: about as much as it took to find.
   int64_t work_of_round(int rounds) const {
     return work_per_run() * std::ssize(base_) / (rounds * std::max<int64_t>(1, std::ssize(levels_)));
