@@ -177,8 +177,8 @@ def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
         torch.random.fork_rng(devices=[captured.device] if captured.device.type == "cuda" else []),
     ):
         calls = [call for call in captured.calls if call.values and not call.is_view]
-        keys = [kind_of(call, captured.constants) for call in calls]
-        for call, key in zip(calls, keys, strict=True):
+        for call in calls:
+            key = kind_of(call, captured.constants)
             if key not in cache.costs:
                 try:
                     cache.costs[key] = _measure(call, captured.constants, captured.device, meter)
@@ -186,5 +186,5 @@ def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
                     cache.costs[key] = _estimate(call)
                 cache.is_changed = True
         cache.save()
-        for call, key in zip(calls, keys, strict=True):
-            call.time_ns, call.workspace_bytes = cache.costs[key]
+        for call in calls:
+            call.time_ns, call.workspace_bytes = cache.costs[kind_of(call, captured.constants)]
