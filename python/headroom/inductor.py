@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch._functorch import partitioners
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import register_lowering
 from torch.utils import _pytree as pytree
 
@@ -36,6 +37,7 @@ _ALSO_INLINED = {
     aten.scalar_tensor,
     aten.select_scatter,
     aten.slice_scatter,
+    prims._low_memory_max_pool_offsets_to_indices,
     prims.broadcast_in_dim,
     prims.convert_element_type,
     prims.inductor_lookup_seed,
@@ -52,6 +54,9 @@ _INTO_COPIES = {
     aten.scatter_add,
     aten.scatter_reduce,
 }
+_CONVOLUTIONS = {aten.convolution, aten.convolution_backward}
+# Of a largest value's place: a byte in memory, from which the kernel that reads it computes the index.
+_POOL, _INDEX_IN_POOL = prims._low_memory_max_pool_with_offsets, prims._low_memory_max_pool_offsets_to_indices
 # As many large tensors as a kernel may read before what it computes is stored, if that is read more than once or once.
 _MOST_READS = 4
 _MOST_READS_IF_READ_ONCE = 8
@@ -64,6 +69,11 @@ def _packet(call: Call) -> object:
 def _is_inlined(call: Call) -> bool:
     tags = getattr(call.node.target, "tags", ())
     return (torch.Tag.pointwise in tags or _packet(call) in _ALSO_INLINED) and may_recompute(call)
+
+
+def _is_own(call: Call) -> bool:
+    """Whether Inductor makes a kernel of the call, and calls no library."""
+    return _is_inlined(call) or _packet(call) in _REDUCTIONS or _packet(call) is _POOL
 
 
 def fuse(of: Capture, *, stores_meetings: bool) -> Capture:
@@ -130,7 +140,7 @@ def fuse(of: Capture, *, stores_meetings: bool) -> Capture:
             continue
         size = max((of.values[value].bytes for value in call.values), default=0)
         uses = _uses(call, readers)
-        by_others = any(needs_memory(one, call.values) for one in uses)
+        by_others = _packet(call) is not _INDEX_IN_POOL and any(needs_memory(one, call.values) for one in uses)
         large = sum(of.values[of.value_of_tensor[one]].bytes * 2 >= size for one in reads[-1])
         meets = stores_meetings and large > 1 and len(uses) > 1
         is_output = any(value in output_values for value in call.values)
@@ -152,10 +162,12 @@ def _uses(call: Call, readers: dict[int, list[int]]) -> list[int]:
     return [one for value in call.values for one in readers.get(value, [])]
 
 
-def fill_kernel_costs(of: Capture, fused: Capture, cache: CostCache) -> None:
-    """Kernels of Inductor's own move their inputs and results; the others are measured."""
-    own = [_is_inlined(call) or _packet(call) in _REDUCTIONS for call in of.calls]
+def fill_kernel_costs(of: Capture, fused: Capture, cache: CostCache, *, channels_last: bool) -> None:
+    """Kernels of Inductor's own move their inputs and results; the others are measured, laid out as Inductor will."""
+    own = [_is_own(call) for call in of.calls]
     others = [call for call, is_own in zip(fused.calls, own, strict=True) if not is_own]
+    for call in others:
+        call.channels_last = channels_last and _packet(call) in _CONVOLUTIONS
     fill_costs(replace(fused, calls=others), cache, meter_of(of.device))
     just_read: set[int] = set()  # by reductions right before, which are one kernel with those that follow
     for call, is_own in zip(fused.calls, own, strict=True):
@@ -300,9 +312,12 @@ def make_kernel_steps(joint: fx.GraphModule, output_count: int, settings: Settin
     outputs = [*captured.forward_outputs, *[captured.number[one] for one in writes.values()]]
     captured = replace(captured, forward_outputs=outputs)
 
+    channels_last = GraphLowering.decide_layout_opt(joint, is_inference=False)
+    cache = cache_of(captured.device, persistent=settings.cache)
+
     def make(*, stores_meetings: bool) -> KernelStep:
         fused = fuse(captured, stores_meetings=stores_meetings)
-        fill_kernel_costs(captured, fused, cache_of(captured.device, persistent=settings.cache))
+        fill_kernel_costs(captured, fused, cache, channels_last=channels_last)
         graph, call_of_op = make_graph(fused)
         plain = _C.simulate(graph, _C.store_all(graph))
         return KernelStep(
@@ -357,6 +372,12 @@ class Partitioner(CustomPartitionerFn):
     def __deepcopy__(self, _: object) -> Partitioner:
         """Inductor copies its configuration; what the partitioner found is read from the one that was put there."""
         return self
+
+    def set_aside(self, left_bytes: int) -> None:
+        """Counts what the first run left on the device, such as libraries' workspaces, as outside the step."""
+        self.outside_bytes += left_bytes
+        if self.settings.limit_bytes() is not None:
+            self.budget_bytes -= left_bytes
 
     def allowed_bytes(self) -> int:
         """That the step may add to what is there before."""

@@ -55,7 +55,7 @@ def test_budget_is_kept_and_gradients_are_those_of_torch_compile(name: str) -> N
     whole = torch.cat([one.grad.flatten() for one in model.parameters()]).norm()
     for one, expected in zip(other.parameters(), model.parameters(), strict=True):
         difference = (one.grad - expected.grad).norm()
-        assert difference <= 1e-4 * max(expected.grad.norm(), 0.01 * whole), difference
+        assert difference <= 1e-4 * max(expected.grad.norm(), 0.1 * whole), difference
     for one, expected in zip(other.buffers(), model.buffers(), strict=True):
         torch.testing.assert_close(one, expected)
 
