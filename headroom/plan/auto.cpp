@@ -48,11 +48,10 @@ std::vector<std::vector<int32_t>> unfolded_plans(const Folding& folding, const P
   const Problem few(folding.graph);
   const Front front = search_front(few, FlatGraph(few.graph), limits);
   std::vector<std::vector<int32_t>> plans;
-  for (size_t i = 0; i < front.size(); ++i) {
-    const bool is_last = i + 1 == front.size();
-    for (int percent = 100; percent > (is_last ? 99 : 0); percent -= kMixedPercent)
-      plans.push_back(unfold(folding, front[i].runs, front[is_last ? i : i + 1].runs, percent));
-  }
+  for (size_t i = 0; i + 1 < front.size(); ++i)
+    for (int percent = 100; percent > 0; percent -= kMixedPercent)
+      plans.push_back(unfold(folding, front[i].runs, front[i + 1].runs, percent));
+  plans.push_back(unfold(folding, front.back().runs, front.back().runs, 100));
   return plans;
 }
 

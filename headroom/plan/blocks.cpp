@@ -1,6 +1,7 @@
 #include "headroom/plan/blocks.h"
 
 #include <algorithm>
+#include <map>
 #include <span>
 #include <utility>
 
@@ -14,26 +15,19 @@ constexpr int32_t kMostLength = 2'000;  ///< of blocks, so that very long graphs
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
-class Hash {
- public:
-  Hash& add(int64_t x) {
-    state_ = (state_ ^ static_cast<uint64_t>(x)) * 0x9E3779B97F4A7C15U;
-    state_ ^= state_ >> 29U;
-    return *this;
-  }
-  uint64_t get() const { return state_; }
-
- private:
-  uint64_t state_ = 1;
-};
-
 /// What an op is, without what it reads.
-uint64_t label_of(const Graph& graph, const Op& op) {
-  Hash hash;
-  hash.add(op.time_ns).add(op.workspace_bytes).add(op.recompute ? 1 : 0);
-  hash.add(std::ssize(op.inputs)).add(std::ssize(op.outputs)).add(std::ssize(op.overwrites));
-  for (const ValueId id : op.outputs) hash.add(graph.value(id).bytes).add(graph.is_output(id) ? 1 : 0);
-  return hash.get();
+std::vector<int64_t> label_of(const Graph& graph, const Op& op) {
+  std::vector<int64_t> label = {op.time_ns,
+                                op.workspace_bytes,
+                                op.recompute ? 1 : 0,
+                                std::ssize(op.inputs),
+                                std::ssize(op.outputs),
+                                std::ssize(op.overwrites)};
+  for (const ValueId id : op.outputs) {
+    label.push_back(graph.value(id).bytes);
+    label.push_back(graph.is_output(id) ? 1 : 0);
+  }
+  return label;
 }
 
 struct Repeat {
@@ -43,7 +37,7 @@ struct Repeat {
 };
 
 /// Of all pieces that come at least `least` times in a row the one that is the most ops so; of such the shortest.
-Repeat find_repeat(std::span<const uint64_t> labels, int32_t least) {
+Repeat find_repeat(std::span<const size_t> labels, int32_t least) {
   const auto size = static_cast<int32_t>(labels.size());
   Repeat best;
   for (int32_t length = 1; length <= std::min(size / least, kMostLength); ++length) {
@@ -72,19 +66,21 @@ Source source_of(const Graph& graph, ValueId id) {
   return {op, static_cast<size_t>(std::ranges::find(outputs, id) - outputs.begin())};
 }
 
-/// What an op reads and what it has held, as seen from its block.
-void add_reads(const Graph& graph, const Blocks& blocks, size_t op, Hash& hash) {
+/// Adds what an op reads and has held, as seen from its block.
+void add_reads(const Graph& graph, const Blocks& blocks, size_t op, std::vector<int64_t>& seen) {
   const auto add = [&](std::span<const ValueId> ids) {
-    hash.add(std::ssize(ids));
+    seen.push_back(std::ssize(ids));
     for (const ValueId id : ids) {
       if (graph.value(id).resident) {
-        hash.add(graph.value(id).bytes);
+        seen.insert(seen.end(), {-1, graph.value(id).bytes});
         continue;
       }
       const Source source = source_of(graph, id);
       const Blocks::Place& place = blocks.places[index(source.op)];
-      hash.add(static_cast<int64_t>(source.output)).add(place.is_backward ? 1 : 0).add(place.offset);
-      hash.add(place.block < 0 ? static_cast<int64_t>(source.op) : place.block - blocks.places[op].block);
+      const bool is_in = place.block >= 0;
+      seen.insert(seen.end(),
+                  {static_cast<int64_t>(source.output), is_in ? 1 : 0, place.is_backward ? 1 : 0, place.offset,
+                   is_in ? place.block - blocks.places[op].block : static_cast<int64_t>(source.op)});
     }
   };
   add(graph.ops()[op].inputs);
@@ -100,18 +96,19 @@ bool has_alternatives(const Graph& graph) {
 
 /// What an op of the folded graph has instead of a value: of the block that is as far away there. None where only an
 /// op in no block reads what is left out.
-ValueId read_instead(const Graph& graph, const Folding& folding, ValueId id, const Blocks::Place& reader) {
+ValueId read_instead(const Graph& graph, const Blocks& blocks, const Gap& gap, ValueId id,
+                     const Blocks::Place& reader) {
   if (graph.value(id).resident) return id;
   const Source source = source_of(graph, id);
-  Blocks::Place place = folding.blocks.places[index(source.op)];
+  Blocks::Place place = blocks.places[index(source.op)];
   if (place.block < 0) return id;
-  if (reader.block < 0) return folding.is_out(place.block) ? kNone : id;
-  place.block = folding.whole(folding.folded(reader.block) + place.block - reader.block);
-  if (place.block < 0 || place.block >= folding.blocks.count) return kNone;
-  return graph.ops()[at(folding.blocks.op_at(place))].outputs[source.output];
+  if (reader.block < 0) return gap.is_out(place.block) ? kNone : id;
+  place.block = gap.whole(gap.folded(reader.block) + place.block - reader.block);
+  if (place.block < 0 || place.block >= blocks.count) return kNone;
+  return graph.ops()[at(blocks.op_at(place))].outputs[source.output];
 }
 
-GraphSpec folded_spec(const Graph& graph, const Folding& folding) {
+GraphSpec folded_spec(const Graph& graph, const Blocks& blocks, const Gap& gap, const std::vector<int32_t>& op_of) {
   GraphSpec spec;
   spec.name = graph.name();
   std::vector<ValueId> new_id(graph.values().size(), kNone);
@@ -121,12 +118,12 @@ GraphSpec folded_spec(const Graph& graph, const Folding& folding) {
   };
   for (size_t i = 0; i < graph.values().size(); ++i)
     if (graph.values()[i].resident) add(value_id(i));
-  for (const int32_t op : folding.op_of)
+  for (const int32_t op : op_of)
     for (const ValueId id : graph.ops()[at(op)].outputs) add(id);
-  for (const int32_t i : folding.op_of) {
+  for (const int32_t i : op_of) {
     const auto replace = [&](std::vector<ValueId>& ids) {
       for (ValueId& id : ids) {
-        const ValueId read = read_instead(graph, folding, id, folding.blocks.places[at(i)]);
+        const ValueId read = read_instead(graph, blocks, gap, id, blocks.places[at(i)]);
         id = read == kNone ? kNone : new_id[index(read)];
       }
       std::erase(ids, kNone);
@@ -169,8 +166,10 @@ Reruns reruns_of(const Folding& folding, const std::vector<int32_t>& runs) {
 
 std::optional<Blocks> find_blocks(const Graph& graph, int32_t least) {
   if (has_alternatives(graph)) return std::nullopt;
-  std::vector<uint64_t> labels;
-  for (const Op& op : graph.ops()) labels.push_back(label_of(graph, op));
+  std::map<std::vector<int64_t>, size_t> numbers;
+  std::vector<size_t> labels;
+  for (const Op& op : graph.ops())
+    labels.push_back(numbers.try_emplace(label_of(graph, op), numbers.size()).first->second);
   const auto is_backward = [](const Op& op) { return op.phase == Phase::kBackward; };
   const auto split = static_cast<size_t>(std::ranges::find_if(graph.ops(), is_backward) - graph.ops().begin());
   const Repeat forward = find_repeat(std::span(labels).first(split), least);
@@ -189,11 +188,11 @@ std::optional<Blocks> find_blocks(const Graph& graph, int32_t least) {
       }
     }
   }
-  std::vector<Hash> hashes(at(blocks.count));
+  std::vector<std::vector<int64_t>> reads(at(blocks.count));
   for (size_t op = 0; op < blocks.places.size(); ++op)
-    if (blocks.places[op].block >= 0) add_reads(graph, blocks, op, hashes[at(blocks.places[op].block)]);
+    if (blocks.places[op].block >= 0) add_reads(graph, blocks, op, reads[at(blocks.places[op].block)]);
   for (int32_t first = 0, end = 1; first < blocks.count; first = end++) {
-    while (end < blocks.count && hashes[at(end)].get() == hashes[at(first)].get()) ++end;
+    while (end < blocks.count && reads[at(end)] == reads[at(first)]) ++end;
     if (end - first <= blocks.equal_count) continue;
     blocks.first_equal = first;
     blocks.equal_count = end - first;
@@ -206,15 +205,16 @@ std::optional<Folding> fold(const Graph& graph, int32_t most, int32_t least) {
   HEADROOM_ASSERT(2 <= most && most < least);
   std::optional<Blocks> blocks = find_blocks(graph, least);
   if (!blocks) return std::nullopt;
-  const int32_t last_before = blocks->first_equal + most / 2 - 1;
-  const int32_t out_count = blocks->equal_count - most;
-  Folding folding{graph, {}, std::move(*blocks), last_before, out_count};
+  const Gap gap{blocks->first_equal + most / 2 - 1, blocks->equal_count - most};
+  std::vector<int32_t> op_of;
   for (size_t i = 0; i < graph.ops().size(); ++i)
-    if (!folding.is_out(folding.blocks.places[i].block)) folding.op_of.push_back(static_cast<int32_t>(i));
-  GraphSpec spec = folded_spec(graph, folding);
-  if (lint(spec)) return std::nullopt;
-  folding.graph = Graph(std::move(spec));
-  return folding;
+    if (!gap.is_out(blocks->places[i].block)) op_of.push_back(static_cast<int32_t>(i));
+  try {
+    Graph folded(folded_spec(graph, *blocks, gap, op_of));
+    return Folding{std::move(folded), std::move(op_of), std::move(*blocks), gap};
+  } catch (const InvalidInput&) {
+    return std::nullopt;  // blocks whose ends do not fit together
+  }
 }
 
 std::vector<int32_t> unfold(const Folding& folding, const std::vector<int32_t>& runs,
@@ -222,23 +222,23 @@ std::vector<int32_t> unfold(const Folding& folding, const std::vector<int32_t>& 
   const Blocks& blocks = folding.blocks;
   const Reruns reruns = reruns_of(folding, runs);
   const Reruns other_reruns = reruns_of(folding, others);
-  const int64_t left_count = blocks.equal_count - folding.out_count;
+  const int64_t left_count = blocks.equal_count - folding.gap.out_count;
   std::vector<int32_t> unfolded;
   std::vector<uint8_t> has_run(blocks.places.size(), 0);
   for (size_t i = 0; i <= blocks.places.size(); ++i) {
     const Blocks::Place place = i < blocks.places.size() ? blocks.places[i] : Blocks::Place{};
     size_t model = i;
-    int32_t folded = folding.folded(place.block);
+    int32_t folded = folding.gap.folded(place.block);
     bool is_other = false;
     if (const int32_t k = place.block - blocks.first_equal; place.block >= 0 && k >= 0 && k < blocks.equal_count) {
       folded = blocks.first_equal + static_cast<int32_t>(k * left_count / blocks.equal_count);
       is_other = k * left_count % blocks.equal_count * 100 >= percent * blocks.equal_count;
-      model = at(blocks.op_at({folding.whole(folded), place.offset, place.is_backward}));
+      model = at(blocks.op_at({folding.gap.whole(folded), place.offset, place.is_backward}));
     }
     for (int32_t op : (is_other ? other_reruns : reruns)[model]) {
       Blocks::Place again = blocks.places[at(op)];
       if (place.block >= 0 && again.block >= 0) {
-        again.block = place.block + folding.folded(again.block) - folded;
+        again.block = place.block + folding.gap.folded(again.block) - folded;
         if (again.block < 0 || again.block >= blocks.count) continue;
         op = blocks.op_at(again);
       }

@@ -39,18 +39,23 @@ struct Blocks {
 /// which values have several producers, nor of more than 2,000 ops a phase. O(ops * ops / least), with small constants.
 std::optional<Blocks> find_blocks(const Graph& graph, int32_t least);
 
+/// Blocks that are left out: those after `last_before`.
+struct Gap {
+  int32_t last_before = 0;
+  int32_t out_count = 0;
+
+  bool is_out(int32_t block) const { return block > last_before && block <= last_before + out_count; }
+  /// The number that a block has when they are left out, and back.
+  int32_t folded(int32_t block) const { return block <= last_before ? block : block - out_count; }
+  int32_t whole(int32_t block) const { return block <= last_before ? block : block + out_count; }
+};
+
 /// A graph without some of its equal blocks, to be planned in its place.
 struct Folding {
   Graph graph;
   std::vector<int32_t> op_of;  ///< by op: the one of the whole graph
   Blocks blocks;               ///< of the whole graph
-  int32_t last_before = 0;     ///< the block before those that are left out
-  int32_t out_count = 0;
-
-  bool is_out(int32_t block) const { return block > last_before && block <= last_before + out_count; }
-  /// The number that a block of the whole graph has in this one, and back.
-  int32_t folded(int32_t block) const { return block <= last_before ? block : block - out_count; }
-  int32_t whole(int32_t block) const { return block <= last_before ? block : block + out_count; }
+  Gap gap;
 };
 
 /// The graph with `most` of its equal blocks, at least two; none where it has fewer than `least`, which is more.

@@ -94,8 +94,8 @@ def fuse(of: Capture, *, stores_meetings: bool) -> Capture:
     maker = {value: position for position, call in enumerate(of.calls) for value in call.values}
     inlined = [_is_inlined(call) and not call.is_view for call in of.calls]
     stored: list[bool] = []
-    reads: list[list[int]] = []  # by call: tensors, one of each stored value
-    in_place: list[dict[int, bool]] = []  # by call: stored values, and whether they are read only where it writes
+    # By call, by stored value that it reads: one tensor of it, and whether it is read only where the call writes.
+    reads: list[dict[int, tuple[int, bool]]] = []
 
     def needs_memory(reader: int, values: list[int]) -> bool:
         """Whether a reader of these values wants them in memory."""
@@ -105,55 +105,44 @@ def fuse(of: Capture, *, stores_meetings: bool) -> Capture:
         first = of.number.get(call.node.args[0]) if _packet(call) in _INTO_COPIES else None
         return first is None or of.value_of_tensor[first] not in values
 
-    def stored_reads(call: Call) -> list[int]:
-        found: dict[int, int] = {}
-        for tensor in call.reads:
-            value = of.value_of_tensor[tensor]
-            position = maker.get(value)
-            if position is None or stored[position]:
-                found.setdefault(value, tensor)
-            else:
-                for one in reads[position]:
-                    found.setdefault(of.value_of_tensor[one], one)
-        return list(found.values())
-
-    def places_read(call: Call) -> dict[int, bool]:
+    def stored_reads(call: Call) -> dict[int, tuple[int, bool]]:
         tags = getattr(call.node.target, "tags", ())
         keeps = torch.Tag.pointwise in tags or _packet(call) in (aten.clone, prims.convert_element_type)
         result = call.node.meta.get("val")
-        found: dict[int, bool] = {}
+        found: dict[int, tuple[int, bool]] = {}
         for tensor in call.reads:
             read = of.tensors[tensor].meta["val"]
             is_here = keeps and all(is_tensor(one) and one.is_contiguous() for one in (read, result))
             is_here = is_here and read.numel() == result.numel()
-            position = maker.get(of.value_of_tensor[tensor])
-            inside = {of.value_of_tensor[tensor]: True} if position is None or stored[position] else in_place[position]
-            for value, is_there in inside.items():
-                found[value] = found.get(value, True) and is_there and is_here
+            value = of.value_of_tensor[tensor]
+            position = maker.get(value)
+            behind = {value: (tensor, True)} if position is None or stored[position] else reads[position]
+            for one, (first, is_there) in behind.items():
+                known, was_here = found.get(one, (first, True))
+                found[one] = (known, was_here and is_there and is_here)
         return found
 
     for position, call in enumerate(of.calls):
         reads.append(stored_reads(call))
-        in_place.append(places_read(call))
         if not inlined[position]:
             stored.append(True)
             continue
         size = max((of.values[value].bytes for value in call.values), default=0)
         uses = _uses(call, readers)
         by_others = _packet(call) is not _INDEX_IN_POOL and any(needs_memory(one, call.values) for one in uses)
-        large = sum(of.values[of.value_of_tensor[one]].bytes * 2 >= size for one in reads[-1])
+        large = sum(of.values[value].bytes * 2 >= size for value in reads[-1])
         meets = stores_meetings and large > 1 and len(uses) > 1
         is_output = any(value in output_values for value in call.values)
         most_reads = _MOST_READS if len(uses) > 1 else _MOST_READS_IF_READ_ONCE
         stored.append(by_others or is_output or meets or large > most_reads)
     calls = [
-        replace(call, reads=reads[position], values=call.values if stored[position] else [], overwrites=[])
-        for position, call in enumerate(of.calls)
+        replace(call, reads=[one for one, _ in read.values()], values=call.values if is_stored else [], overwrites=[])
+        for call, read, is_stored in zip(of.calls, reads, stored, strict=True)
     ]
     for position, call in enumerate(calls):
         if inlined[position] and len(call.values) == 1:
             size = of.values[call.values[0]].bytes
-            here = [value for value, is_here in in_place[position].items() if is_here]
+            here = [value for value, (_, is_here) in reads[position].items() if is_here]
             call.overwrites = [one for one in here if of.values[one].bytes == size and not of.values[one].resident]
     return replace(of, calls=calls)
 

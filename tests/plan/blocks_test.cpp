@@ -1,6 +1,5 @@
 #include "headroom/plan/blocks.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -111,11 +110,16 @@ int32_t op_named(const Graph& graph, const std::string& wanted) {
   return static_cast<int32_t>(op - graph.ops().begin());
 }
 
+std::vector<int32_t> plain_runs(const Graph& graph) {
+  std::vector<int32_t> runs(graph.ops().size());
+  std::iota(runs.begin(), runs.end(), 0);
+  return runs;
+}
+
 /// Plain training, with `again` of a block run before `before` of it in backward, for all blocks or some.
 template <typename IsIn>
 std::vector<int32_t> runs_with(const Graph& graph, int blocks, const char* again, const char* before, IsIn is_in) {
-  std::vector<int32_t> runs(graph.ops().size());
-  std::iota(runs.begin(), runs.end(), 0);
+  std::vector<int32_t> runs = plain_runs(graph);
   for (int i = 1; i <= blocks; ++i) {
     if (!is_in(i)) continue;
     const auto place = std::ranges::find(runs, op_named(graph, name(before, i)));
@@ -173,11 +177,8 @@ TEST(Unfold, GivesPlainTrainingForPlainTraining) {
   const Graph graph = make_net(40);
   const std::optional<Folding> folding = fold(graph, 12, 32);
   ASSERT_TRUE(folding);
-  std::vector<int32_t> few(folding->graph.ops().size());
-  std::iota(few.begin(), few.end(), 0);
-  std::vector<int32_t> all(graph.ops().size());
-  std::iota(all.begin(), all.end(), 0);
-  EXPECT_EQ(unfold(*folding, few, few, 100), all);
+  const std::vector<int32_t> few = plain_runs(folding->graph);
+  EXPECT_EQ(unfold(*folding, few, few, 100), plain_runs(graph));
 }
 
 TEST(Unfold, HasEveryBlockDoTheSame) {
@@ -195,7 +196,7 @@ TEST(Unfold, MixesTwoPlans) {
   const std::optional<Folding> folding = fold(graph, 12, 32);
   ASSERT_TRUE(folding);
   const std::vector<int32_t> with = runs_with(make_net(14), 14, "up", "b_act", [](int) { return true; });
-  const std::vector<int32_t> without = runs_with(make_net(14), 14, "up", "b_act", [](int) { return false; });
+  const std::vector<int32_t> without = plain_runs(folding->graph);
   const auto is_in = [](int i) { return i == 1 || i == 50 || (i - 2) % 4 < 2; };
   EXPECT_EQ(unfold(*folding, with, without, 50), runs_with(graph, 50, "up", "b_act", is_in));
 }

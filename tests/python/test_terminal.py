@@ -1,5 +1,6 @@
 """What `headroom` shows people: the chart of memory, explanations, and progress on a terminal."""
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -7,6 +8,7 @@ import random
 import struct
 import subprocess
 import termios
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -123,18 +125,24 @@ def on_terminal(columns: int, *arguments: Arguments) -> tuple[str, str]:
     for _, inner in ends:
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
-    with subprocess.Popen(command, stdout=ends[0][1], stderr=ends[1][1], env=environment) as process:
+
+    def read_to_end(outer: int) -> str:
+        parts = []
+        # The end of a terminal that no process has open any more is an error.
+        with open(outer, "rb", buffering=0) as file, contextlib.suppress(OSError):
+            while part := file.read(1 << 16):
+                parts.append(part)
+        return b"".join(parts).decode()
+
+    with (
+        subprocess.Popen(command, stdout=ends[0][1], stderr=ends[1][1], env=environment) as process,
+        ThreadPoolExecutor() as pool,
+    ):
+        for _, inner in ends:
+            os.close(inner)
+        out, err = pool.map(read_to_end, [outer for outer, _ in ends])
         process.wait(timeout=120)
-    texts = []
-    for outer, inner in ends:
-        os.set_blocking(outer, False)
-        try:
-            texts.append(os.read(outer, 1_000_000).decode())
-        except BlockingIOError:
-            texts.append("")
-        os.close(outer)
-        os.close(inner)
-    return texts[0], texts[1]
+    return out, err
 
 
 @pytest.mark.parametrize("columns", [50, 100])
