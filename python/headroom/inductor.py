@@ -363,7 +363,7 @@ class Partitioner(CustomPartitionerFn):
         return self
 
     def set_aside(self, left_bytes: int) -> None:
-        """Counts what the first run left on the device, such as libraries' workspaces, as outside the step."""
+        """Counts what came to stay on the device meanwhile, such as libraries' workspaces, as outside the step."""
         self.outside_bytes += left_bytes
         if self.settings.limit_bytes() is not None:
             self.budget_bytes -= left_bytes

@@ -124,13 +124,15 @@ def choose(
         partitioner = Partitioner(settings, outside_bytes(tensors, device), target, most_bytes)
         keep_order = KeepOrder(lambda by=partitioner: by.schedule is not None)
         patches = {"custom_partitioner_fn": partitioner, "_pre_fusion_custom_pass": keep_order}
+        before = meter_of(device).current_bytes()
         # Without AOTAutograd's cache, which goes by the graph before the partition.
         with torch._functorch.config.patch(enable_autograd_cache=False):
             compiled = compile_fx(copy_of(gm), list(arguments), compiler_for(partitioner), patches)
+        left_by_compiling = meter_of(device).current_bytes() - before
         added, left = try_step(compiled, arguments, device)
         if partitioner.step is None:
             return Chosen(compiled)
-        partitioner.set_aside(left)
+        partitioner.set_aside(left_by_compiling + left)
         found = Chosen(compiled, partitioner, added, scale, trial + 1)
         if found.fits() and (best is None or added > best.added_bytes):
             best = found
