@@ -10,7 +10,7 @@ case $model in
   resnet50)
     eager="eager:1x eager:5GiB eager:3.9GiB eager:least"
     torch="torch:1.0 torch:0.7 torch:0.5 torch:0.3 torch:0.15 torch:0.0"
-    ours="inductor:1x inductor:10.2GiB inductor:6.1GiB inductor:5.5GiB inductor:4GiB inductor:3.1GiB inductor:least"
+    ours="inductor:1x inductor:10.2GiB inductor:6GiB inductor:5.5GiB inductor:4GiB inductor:3.6GiB inductor:least"
     ;;
   gpt2)
     eager="eager:1x eager:10GiB eager:5.2GiB eager:least"
