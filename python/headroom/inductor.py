@@ -14,6 +14,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import register_lowering
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointPolicy
 
 from headroom import _C
 from headroom.aot import Settings, cache_of, meter_of
@@ -74,6 +75,35 @@ def _is_inlined(call: Call) -> bool:
 def _is_own(call: Call) -> bool:
     """Whether Inductor makes a kernel of the call, and calls no library."""
     return _is_inlined(call) or _packet(call) in _REDUCTIONS or _packet(call) is _POOL
+
+
+def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
+    """For others to change; parameters and constants are shared."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {})).meta = dict(gm.graph.output_node().meta)
+    return fx.GraphModule(gm, graph)
+
+
+def lay_out(joint: fx.GraphModule) -> None:
+    """Writes out the copies that Inductor makes of inputs for convolutions, where these are channels-last.
+
+    Inductor keeps them for backward in the place of the inputs, so they are not to be made again.
+    """
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in list(joint.graph.nodes):
+        if getattr(node.target, "_overloadpacket", None) not in _CONVOLUTIONS:
+            continue
+        for one in node.all_input_nodes:
+            value = one.meta.get("val")
+            if one.op != "placeholder" or value.dim() != 4 or value.is_contiguous(memory_format=torch.channels_last):
+                continue
+            if one not in copies:
+                layout = {"memory_format": torch.channels_last}
+                with joint.graph.inserting_before(node), torch.no_grad():
+                    copies[one] = joint.graph.call_function(aten.clone.default, (one,), layout)
+                    policy = CheckpointPolicy.MUST_SAVE
+                    copies[one].meta = {**node.meta, "val": aten.clone.default(value, **layout), "recompute": policy}
+            node.replace_input_with(one, copies[one])
 
 
 def fuse(of: Capture, *, stores_meetings: bool) -> Capture:
@@ -288,7 +318,10 @@ class KernelStep:
 
 
 def make_kernel_steps(joint: fx.GraphModule, output_count: int, settings: Settings) -> list[KernelStep]:
-    """The step with all that may be stored, and the same with less."""
+    """The step with all that may be stored, and the same with less. Changes the graph to what is to be emitted."""
+    channels_last = GraphLowering.decide_layout_opt(joint, is_inference=False)
+    if channels_last:
+        lay_out(joint)
     captured = capture(joint, output_count, "step")
     writes: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.nodes:
@@ -301,7 +334,6 @@ def make_kernel_steps(joint: fx.GraphModule, output_count: int, settings: Settin
     outputs = [*captured.forward_outputs, *[captured.number[one] for one in writes.values()]]
     captured = replace(captured, forward_outputs=outputs)
 
-    channels_last = GraphLowering.decide_layout_opt(joint, is_inference=False)
     cache = cache_of(captured.device, persistent=settings.cache)
 
     def make(*, stores_meetings: bool) -> KernelStep:
@@ -338,7 +370,8 @@ class Partitioner(CustomPartitionerFn):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         gm.graph.eliminate_dead_code()
         gm.recompile()
-        steps = make_kernel_steps(gm, kwargs["num_fwd_outputs"], self.settings)
+        joint = copy_of(gm)
+        steps = make_kernel_steps(joint, kwargs["num_fwd_outputs"], self.settings)
         self.step = step = steps[0]
         self.resident_bytes = step.graph.resident_bytes()
         whole = self.settings.graph_budget(step.graph, step.store_all_bytes, self.outside_bytes)
@@ -356,7 +389,7 @@ class Partitioner(CustomPartitionerFn):
         found = [(plan, one) for plan, one in zip(plans, steps, strict=True) if plan.schedule is not None]
         plan, self.step = min(found, key=lambda pair: pair[0].time_ns)
         self.schedule, self.simulated_bytes, self.time_ns = plan.schedule, plan.peak_bytes, plan.time_ns
-        return emit(gm, self.step, plan.schedule)
+        return emit(joint, self.step, plan.schedule)
 
     def __deepcopy__(self, _: object) -> Partitioner:
         """Inductor copies its configuration; what the partitioner found is read from the one that was put there."""

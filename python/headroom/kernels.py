@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from headroom import _C
 from headroom.aot import BudgetError, Planned, Settings, meter_of, too_small
 from headroom.capture import is_tensor
-from headroom.inductor import Partitioner
+from headroom.inductor import Partitioner, copy_of
 from headroom.ordering import KeepOrder
 
 # Inductor is not to store of its own accord what kernels compute inside; what is worth storing the plan knows.
@@ -230,13 +230,6 @@ class Kernels:
         if less_bytes > 0:
             self.most_bytes = max(self.chosen.added_bytes - less_bytes, 0)
             self.is_good = False
-
-
-def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
-    """For Inductor to change; parameters and constants are shared."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    return fx.GraphModule(gm, graph)
 
 
 def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
