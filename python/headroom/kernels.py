@@ -22,10 +22,12 @@ from headroom.capture import is_tensor
 from headroom.inductor import Partitioner, copy_of
 from headroom.ordering import KeepOrder
 
-# Inductor is not to store of its own accord what kernels compute inside; what is worth storing the plan knows.
-_STORED_AS_PLANNED = dict.fromkeys(
-    ("realize_reads_threshold", "realize_acc_reads_threshold", "realize_opcount_threshold"), 1000
-)
+# What is worth storing the plan knows: Inductor is not to store of its own accord what kernels compute inside. And what
+# is dropped is to be free: Inductor would hold on to memory that it has a use for later, however much later.
+_AS_PLANNED = {
+    **dict.fromkeys(("realize_reads_threshold", "realize_acc_reads_threshold", "realize_opcount_threshold"), 1000),
+    "allow_buffer_reuse": False,
+}
 
 
 def compiler_for(partitioner: Partitioner) -> Callable[..., Any]:
@@ -45,7 +47,7 @@ def compiler_for(partitioner: Partitioner) -> Callable[..., Any]:
             is_channels_last = GraphLowering.decide_layout_opt(gm, is_inference=False)
         elif gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
             options["layout_opt"] = is_channels_last
-        with inductor_config.patch(_STORED_AS_PLANNED):
+        with inductor_config.patch(_AS_PLANNED):
             return compile_fx_inner(gm, inputs, **options)
 
     return compile_one
