@@ -62,6 +62,7 @@ class Call:
     is_view: bool = False
     draws: bool = False
     overwrites: list[int] | None = None  # values, if it is known which its result may take the place of
+    channels_last: bool = False  # images that it reads are, whatever was captured
     time_ns: int = 0
     workspace_bytes: int = 0
 

@@ -70,7 +70,7 @@ def kind_of(call: Call, constants: dict[fx.Node, Any]) -> str:
         value = one.meta.get("val")
         if not is_tensor(value):
             return constant if isinstance(constant, int) else type(value).__name__
-        return f"{value.dtype}{_sizes(value.shape)}{_sizes(value.stride())}{value.device.type}"
+        return f"{value.dtype}{_sizes(value.shape)}{_strides(value, call)}{value.device.type}"
 
     return (
         f"{call.node.target} {fx.node.map_arg(call.node.args, describe)} {fx.node.map_arg(call.node.kwargs, describe)}"
@@ -81,9 +81,17 @@ def _sizes(sizes: Sequence[object]) -> list[int]:
     return [concrete(one) for one in sizes]
 
 
-def _real(value: torch.Tensor) -> torch.Tensor:
+def _strides(value: torch.Tensor, call: Call) -> list[int]:
+    """As the call reads it."""
+    if call.channels_last and value.dim() == 4:
+        _, channels, height, width = _sizes(value.shape)
+        return [channels * height * width, 1, width * channels, channels]
+    return _sizes(value.stride())
+
+
+def _real(value: torch.Tensor, call: Call) -> torch.Tensor:
     """A tensor like this one, in memory of its own: fractions, or zeros, which every index may be."""
-    shape, strides = _sizes(value.shape), _sizes(value.stride())
+    shape, strides = _sizes(value.shape), _strides(value, call)
     last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
     storage = torch.zeros(0 if 0 in shape else last, dtype=value.dtype, device=value.device)
     if value.dtype.is_floating_point:
@@ -97,33 +105,27 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _measure(call: Call, constants: dict[fx.Node, Any], device: torch.device, meter: _C.Meter) -> tuple[int, int]:
-    """Nanoseconds and workspace bytes of a call."""
+    """Nanoseconds and workspace bytes of a call that is not the first of its kind, for which libraries set up."""
 
     def real(one: fx.Node) -> object:
         if one in constants:
             return constants[one]
         value = one.meta.get("val")
-        return _real(value) if is_tensor(value) else value
+        return _real(value, call) if is_tensor(value) else value
 
     args, kwargs = fx.node.map_arg(call.node.args, real), fx.node.map_arg(call.node.kwargs, real)
-    times: list[int] = []
-    workspace = 0
-    spent = 0
-    while len(times) < 4 or (len(times) < 12 and spent < 3_000_000):
-        _synchronize(device)
-        before = meter.current_bytes()
-        meter.reset_peak()
-        start = time.perf_counter_ns()
-        made = call.node.target(*args, **kwargs)
-        _synchronize(device)
-        elapsed = time.perf_counter_ns() - start
-        workspace = (meter.peak_bytes() - before) - _made_bytes(made, args, kwargs)
-        del made
-        times.append(elapsed)
-        spent += elapsed
-        if spent > 200_000_000:
-            break
-    return int(statistics.median(times[1:] or times)), workspace
+
+    def run() -> object:
+        return call.node.target(*args, **kwargs)
+
+    run()
+    _synchronize(device)
+    before = meter.current_bytes()
+    meter.reset_peak()
+    made = run()
+    workspace = (meter.peak_bytes() - before) - _made_bytes(made, args, kwargs)
+    del made
+    return _time_ns(run, device), workspace
 
 
 def move_time_ns(moved_bytes: int, cache: CostCache, device: torch.device) -> int:
@@ -133,21 +135,28 @@ def move_time_ns(moved_bytes: int, cache: CostCache, device: torch.device) -> in
         with unset_fake_temporarily(), torch.no_grad():
             source = torch.zeros(1 << 24, device=device)
             target = torch.empty_like(source)
-            cache.costs[key] = (_median_ns(lambda: target.copy_(source), device), 0)
+            cache.costs[key] = (_time_ns(lambda: target.copy_(source), device), 0)
             cache.is_changed = True
             cache.save()
     return _START_NS + moved_bytes * cache.costs[key][0] // (1 << 27)
 
 
-def _median_ns(run: Callable[[], object], device: torch.device) -> int:
-    times = []
-    for _ in range(9):
+def _time_ns(run: Callable[[], object], device: torch.device) -> int:
+    """Of one call among several in a row, as in a step: a GPU is not waited for in between."""
+
+    def take(count: int) -> int:
         _synchronize(device)
         start = time.perf_counter_ns()
-        run()
+        for _ in range(count):
+            run()
         _synchronize(device)
-        times.append(time.perf_counter_ns() - start)
-    return int(statistics.median(times))
+        return (time.perf_counter_ns() - start) // count
+
+    once = take(1)
+    if once > 100_000_000:
+        return once
+    count = min(2_000_000 // max(once, 1) + 1, 20)
+    return int(statistics.median(take(count) for _ in range(3)))
 
 
 def _estimate(call: Call) -> tuple[int, int]:
@@ -177,8 +186,8 @@ def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
         torch.random.fork_rng(devices=[captured.device] if captured.device.type == "cuda" else []),
     ):
         calls = [call for call in captured.calls if call.values and not call.is_view]
-        for call in calls:
-            key = kind_of(call, captured.constants)
+        keys = [kind_of(call, captured.constants) for call in calls]
+        for call, key in zip(calls, keys, strict=True):
             if key not in cache.costs:
                 try:
                     cache.costs[key] = _measure(call, captured.constants, captured.device, meter)
@@ -186,5 +195,5 @@ def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
                     cache.costs[key] = _estimate(call)
                 cache.is_changed = True
         cache.save()
-        for call in calls:
-            call.time_ns, call.workspace_bytes = cache.costs[kind_of(call, captured.constants)]
+        for call, key in zip(calls, keys, strict=True):
+            call.time_ns, call.workspace_bytes = cache.costs[key]

@@ -11,8 +11,10 @@ import torch
 from torch import fx
 from torch._functorch import partitioners
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import register_lowering
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointPolicy
 
 from headroom import _C
 from headroom.aot import Settings, cache_of, meter_of
@@ -36,6 +38,7 @@ _ALSO_INLINED = {
     aten.scalar_tensor,
     aten.select_scatter,
     aten.slice_scatter,
+    prims._low_memory_max_pool_offsets_to_indices,
     prims.broadcast_in_dim,
     prims.convert_element_type,
     prims.inductor_lookup_seed,
@@ -52,6 +55,9 @@ _INTO_COPIES = {
     aten.scatter_add,
     aten.scatter_reduce,
 }
+_CONVOLUTIONS = {aten.convolution, aten.convolution_backward}
+# Of a largest value's place: a byte in memory, from which the kernel that reads it computes the index.
+_POOL, _INDEX_IN_POOL = prims._low_memory_max_pool_with_offsets, prims._low_memory_max_pool_offsets_to_indices
 # As many large tensors as a kernel may read before what it computes is stored, if that is read more than once or once.
 _MOST_READS = 4
 _MOST_READS_IF_READ_ONCE = 8
@@ -64,6 +70,40 @@ def _packet(call: Call) -> object:
 def _is_inlined(call: Call) -> bool:
     tags = getattr(call.node.target, "tags", ())
     return (torch.Tag.pointwise in tags or _packet(call) in _ALSO_INLINED) and may_recompute(call)
+
+
+def _is_own(call: Call) -> bool:
+    """Whether Inductor makes a kernel of the call, and calls no library."""
+    return _is_inlined(call) or _packet(call) in _REDUCTIONS or _packet(call) is _POOL
+
+
+def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
+    """For others to change; parameters and constants are shared."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {})).meta = dict(gm.graph.output_node().meta)
+    return fx.GraphModule(gm, graph)
+
+
+def lay_out(joint: fx.GraphModule) -> None:
+    """Writes out the copies that Inductor makes of inputs for convolutions, where these are channels-last.
+
+    Inductor keeps them for backward in the place of the inputs, so they are not to be made again.
+    """
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in list(joint.graph.nodes):
+        if getattr(node.target, "_overloadpacket", None) not in _CONVOLUTIONS:
+            continue
+        for one in node.all_input_nodes:
+            value = one.meta.get("val")
+            if one.op != "placeholder" or value.dim() != 4 or value.is_contiguous(memory_format=torch.channels_last):
+                continue
+            if one not in copies:
+                layout = {"memory_format": torch.channels_last}
+                with joint.graph.inserting_before(node), torch.no_grad():
+                    copies[one] = joint.graph.call_function(aten.clone.default, (one,), layout)
+                    policy = CheckpointPolicy.MUST_SAVE
+                    copies[one].meta = {**node.meta, "val": aten.clone.default(value, **layout), "recompute": policy}
+            node.replace_input_with(one, copies[one])
 
 
 def fuse(of: Capture, *, stores_meetings: bool) -> Capture:
@@ -84,8 +124,8 @@ def fuse(of: Capture, *, stores_meetings: bool) -> Capture:
     maker = {value: position for position, call in enumerate(of.calls) for value in call.values}
     inlined = [_is_inlined(call) and not call.is_view for call in of.calls]
     stored: list[bool] = []
-    reads: list[list[int]] = []  # by call: tensors, one of each stored value
-    in_place: list[dict[int, bool]] = []  # by call: stored values, and whether they are read only where it writes
+    # By call, by stored value that it reads: one tensor of it, and whether it is read only where the call writes.
+    reads: list[dict[int, tuple[int, bool]]] = []
 
     def needs_memory(reader: int, values: list[int]) -> bool:
         """Whether a reader of these values wants them in memory."""
@@ -95,55 +135,44 @@ def fuse(of: Capture, *, stores_meetings: bool) -> Capture:
         first = of.number.get(call.node.args[0]) if _packet(call) in _INTO_COPIES else None
         return first is None or of.value_of_tensor[first] not in values
 
-    def stored_reads(call: Call) -> list[int]:
-        found: dict[int, int] = {}
-        for tensor in call.reads:
-            value = of.value_of_tensor[tensor]
-            position = maker.get(value)
-            if position is None or stored[position]:
-                found.setdefault(value, tensor)
-            else:
-                for one in reads[position]:
-                    found.setdefault(of.value_of_tensor[one], one)
-        return list(found.values())
-
-    def places_read(call: Call) -> dict[int, bool]:
+    def stored_reads(call: Call) -> dict[int, tuple[int, bool]]:
         tags = getattr(call.node.target, "tags", ())
         keeps = torch.Tag.pointwise in tags or _packet(call) in (aten.clone, prims.convert_element_type)
         result = call.node.meta.get("val")
-        found: dict[int, bool] = {}
+        found: dict[int, tuple[int, bool]] = {}
         for tensor in call.reads:
             read = of.tensors[tensor].meta["val"]
             is_here = keeps and all(is_tensor(one) and one.is_contiguous() for one in (read, result))
             is_here = is_here and read.numel() == result.numel()
-            position = maker.get(of.value_of_tensor[tensor])
-            inside = {of.value_of_tensor[tensor]: True} if position is None or stored[position] else in_place[position]
-            for value, is_there in inside.items():
-                found[value] = found.get(value, True) and is_there and is_here
+            value = of.value_of_tensor[tensor]
+            position = maker.get(value)
+            behind = {value: (tensor, True)} if position is None or stored[position] else reads[position]
+            for one, (first, is_there) in behind.items():
+                known, was_here = found.get(one, (first, True))
+                found[one] = (known, was_here and is_there and is_here)
         return found
 
     for position, call in enumerate(of.calls):
         reads.append(stored_reads(call))
-        in_place.append(places_read(call))
         if not inlined[position]:
             stored.append(True)
             continue
         size = max((of.values[value].bytes for value in call.values), default=0)
         uses = _uses(call, readers)
-        by_others = any(needs_memory(one, call.values) for one in uses)
-        large = sum(of.values[of.value_of_tensor[one]].bytes * 2 >= size for one in reads[-1])
+        by_others = _packet(call) is not _INDEX_IN_POOL and any(needs_memory(one, call.values) for one in uses)
+        large = sum(of.values[value].bytes * 2 >= size for value in reads[-1])
         meets = stores_meetings and large > 1 and len(uses) > 1
         is_output = any(value in output_values for value in call.values)
         most_reads = _MOST_READS if len(uses) > 1 else _MOST_READS_IF_READ_ONCE
         stored.append(by_others or is_output or meets or large > most_reads)
     calls = [
-        replace(call, reads=reads[position], values=call.values if stored[position] else [], overwrites=[])
-        for position, call in enumerate(of.calls)
+        replace(call, reads=[one for one, _ in read.values()], values=call.values if is_stored else [], overwrites=[])
+        for call, read, is_stored in zip(of.calls, reads, stored, strict=True)
     ]
     for position, call in enumerate(calls):
         if inlined[position] and len(call.values) == 1:
             size = of.values[call.values[0]].bytes
-            here = [value for value, is_here in in_place[position].items() if is_here]
+            here = [value for value, (_, is_here) in reads[position].items() if is_here]
             call.overwrites = [one for one in here if of.values[one].bytes == size and not of.values[one].resident]
     return replace(of, calls=calls)
 
@@ -152,10 +181,12 @@ def _uses(call: Call, readers: dict[int, list[int]]) -> list[int]:
     return [one for value in call.values for one in readers.get(value, [])]
 
 
-def fill_kernel_costs(of: Capture, fused: Capture, cache: CostCache) -> None:
-    """Kernels of Inductor's own move their inputs and results; the others are measured."""
-    own = [_is_inlined(call) or _packet(call) in _REDUCTIONS for call in of.calls]
+def fill_kernel_costs(of: Capture, fused: Capture, cache: CostCache, *, channels_last: bool) -> None:
+    """Kernels of Inductor's own move their inputs and results; the others are measured, laid out as Inductor will."""
+    own = [_is_own(call) for call in of.calls]
     others = [call for call, is_own in zip(fused.calls, own, strict=True) if not is_own]
+    for call in others:
+        call.channels_last = channels_last and _packet(call) in _CONVOLUTIONS
     fill_costs(replace(fused, calls=others), cache, meter_of(of.device))
     just_read: set[int] = set()  # by reductions right before, which are one kernel with those that follow
     for call, is_own in zip(fused.calls, own, strict=True):
@@ -287,7 +318,10 @@ class KernelStep:
 
 
 def make_kernel_steps(joint: fx.GraphModule, output_count: int, settings: Settings) -> list[KernelStep]:
-    """The step with all that may be stored, and the same with less."""
+    """The step with all that may be stored, and the same with less. Changes the graph to what is to be emitted."""
+    channels_last = GraphLowering.decide_layout_opt(joint, is_inference=False)
+    if channels_last:
+        lay_out(joint)
     captured = capture(joint, output_count, "step")
     writes: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.nodes:
@@ -300,9 +334,11 @@ def make_kernel_steps(joint: fx.GraphModule, output_count: int, settings: Settin
     outputs = [*captured.forward_outputs, *[captured.number[one] for one in writes.values()]]
     captured = replace(captured, forward_outputs=outputs)
 
+    cache = cache_of(captured.device, persistent=settings.cache)
+
     def make(*, stores_meetings: bool) -> KernelStep:
         fused = fuse(captured, stores_meetings=stores_meetings)
-        fill_kernel_costs(captured, fused, cache_of(captured.device, persistent=settings.cache))
+        fill_kernel_costs(captured, fused, cache, channels_last=channels_last)
         graph, call_of_op = make_graph(fused)
         plain = _C.simulate(graph, _C.store_all(graph))
         return KernelStep(
@@ -334,7 +370,8 @@ class Partitioner(CustomPartitionerFn):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         gm.graph.eliminate_dead_code()
         gm.recompile()
-        steps = make_kernel_steps(gm, kwargs["num_fwd_outputs"], self.settings)
+        joint = copy_of(gm)
+        steps = make_kernel_steps(joint, kwargs["num_fwd_outputs"], self.settings)
         self.step = step = steps[0]
         self.resident_bytes = step.graph.resident_bytes()
         whole = self.settings.graph_budget(step.graph, step.store_all_bytes, self.outside_bytes)
@@ -352,11 +389,17 @@ class Partitioner(CustomPartitionerFn):
         found = [(plan, one) for plan, one in zip(plans, steps, strict=True) if plan.schedule is not None]
         plan, self.step = min(found, key=lambda pair: pair[0].time_ns)
         self.schedule, self.simulated_bytes, self.time_ns = plan.schedule, plan.peak_bytes, plan.time_ns
-        return emit(gm, self.step, plan.schedule)
+        return emit(joint, self.step, plan.schedule)
 
     def __deepcopy__(self, _: object) -> Partitioner:
         """Inductor copies its configuration; what the partitioner found is read from the one that was put there."""
         return self
+
+    def set_aside(self, left_bytes: int) -> None:
+        """Counts what came to stay on the device meanwhile, such as libraries' workspaces, as outside the step."""
+        self.outside_bytes += left_bytes
+        if self.settings.limit_bytes() is not None:
+            self.budget_bytes -= left_bytes
 
     def allowed_bytes(self) -> int:
         """That the step may add to what is there before."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.graph import GraphLowering
 from torch.utils import _pytree as pytree
@@ -18,25 +19,36 @@ from torch.utils import _pytree as pytree
 from headroom import _C
 from headroom.aot import BudgetError, Planned, Settings, meter_of, too_small
 from headroom.capture import is_tensor
-from headroom.inductor import Partitioner
+from headroom.inductor import Partitioner, copy_of
 from headroom.ordering import KeepOrder
 
+# What is worth storing the plan knows: Inductor is not to store of its own accord what kernels compute inside. And what
+# is dropped is to be free: Inductor would hold on to memory that it has a use for later, however much later.
+_AS_PLANNED = {
+    **dict.fromkeys(("realize_reads_threshold", "realize_acc_reads_threshold", "realize_opcount_threshold"), 1000),
+    "allow_buffer_reuse": False,
+}
 
-def same_layout() -> Callable[..., Any]:
-    """Inductor's compilation, with convolutions that backward runs again laid out as forward's are.
 
-    Inductor decides by the graph whether they are to be channels-last, and few of them in a large backward are not,
-    though what they read is.
+def compiler_for(partitioner: Partitioner) -> Callable[..., Any]:
+    """Inductor's compilation of one half of a step.
+
+    By a plan, what it stores is stored and nothing else, and convolutions that backward runs again are laid out as
+    forward's are: Inductor decides by the graph whether they are to be channels-last, and few of them in a large
+    backward are not, though what they read is. By PyTorch's own partition all is as without a budget.
     """
     is_channels_last: bool | None = None
 
     def compile_one(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         nonlocal is_channels_last
+        if partitioner.schedule is None:
+            return compile_fx_inner(gm, inputs, **options)
         if not options.get("is_backward"):
             is_channels_last = GraphLowering.decide_layout_opt(gm, is_inference=False)
         elif gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
             options["layout_opt"] = is_channels_last
-        return compile_fx_inner(gm, inputs, **options)
+        with inductor_config.patch(_AS_PLANNED):
+            return compile_fx_inner(gm, inputs, **options)
 
     return compile_one
 
@@ -71,11 +83,6 @@ def try_step(compiled: Callable[..., Any], arguments: Sequence[Any], device: tor
         run()
         return meter.peak_bytes() - before, before - at_first
 
-
-# Inductor is not to store of its own accord what kernels compute inside; what is worth storing the plan knows.
-_STORED_AS_PLANNED = dict.fromkeys(
-    ("realize_reads_threshold", "realize_acc_reads_threshold", "realize_opcount_threshold"), 1000
-)
 
 # A real peak this far below the predicted one is worth one more compilation.
 _LOOSE = 0.95
@@ -118,15 +125,16 @@ def choose(
         target = scale if best is not None or trial + 1 < _MOST_TRIALS else 0.0
         partitioner = Partitioner(settings, outside_bytes(tensors, device), target, most_bytes)
         keep_order = KeepOrder(lambda by=partitioner: by.schedule is not None)
-        patches = {"custom_partitioner_fn": partitioner, "_pre_fusion_custom_pass": keep_order, **_STORED_AS_PLANNED}
+        patches = {"custom_partitioner_fn": partitioner, "_pre_fusion_custom_pass": keep_order}
+        before = meter_of(device).current_bytes()
         # Without AOTAutograd's cache, which goes by the graph before the partition.
         with torch._functorch.config.patch(enable_autograd_cache=False):
-            compiled = compile_fx(copy_of(gm), list(arguments), same_layout(), patches)
+            compiled = compile_fx(copy_of(gm), list(arguments), compiler_for(partitioner), patches)
+        left_by_compiling = meter_of(device).current_bytes() - before
         added, left = try_step(compiled, arguments, device)
         if partitioner.step is None:
             return Chosen(compiled)
-        if settings.limit_bytes() is not None:
-            partitioner.budget_bytes -= left
+        partitioner.set_aside(left_by_compiling + left)
         found = Chosen(compiled, partitioner, added, scale, trial + 1)
         if found.fits() and (best is None or added > best.added_bytes):
             best = found
@@ -224,13 +232,6 @@ class Kernels:
         if less_bytes > 0:
             self.most_bytes = max(self.chosen.added_bytes - less_bytes, 0)
             self.is_good = False
-
-
-def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
-    """For Inductor to change; parameters and constants are shared."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    return fx.GraphModule(gm, graph)
 
 
 def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:

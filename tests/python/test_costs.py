@@ -1,12 +1,15 @@
-"""Measured costs on disk."""
+"""Measured costs, and those on disk."""
 
 from __future__ import annotations
+
+import time
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 
+import headroom  # noqa: E402
 from headroom import costs  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -31,3 +34,19 @@ def test_what_moving_memory_takes_is_measured_once() -> None:
     again = costs.CostCache(CPU)
     assert len(again.costs) == 1
     assert costs.move_time_ns(1 << 20, again, CPU) == first
+
+
+def test_what_a_library_takes_to_set_up_is_no_cost_of_the_first_call() -> None:
+    calls: list[int] = []
+
+    @torch.library.custom_op("headroom_tests::sets_up", mutates_args=())
+    def sets_up(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        time.sleep(0.3 if len(calls) == 1 else 0.001)
+        return x * 2
+
+    sets_up.register_fake(torch.empty_like)
+    sets_up.register_autograd(lambda _, gradient: gradient * 2)
+    batch = torch.randn(8, requires_grad=True)
+    plan = headroom.plan(lambda: sets_up(batch).sum(), cache=False)
+    assert 1e6 <= plan.plain_time_ns < 1e8
