@@ -61,6 +61,7 @@ class Call:
     values: list[int] = field(default_factory=list)  # that it writes; of views none
     is_view: bool = False
     draws: bool = False
+    may_recompute: bool = True
     overwrites: list[int] | None = None  # values, if it is known which its result may take the place of
     channels_last: bool = False  # images that it reads are, whatever was captured
     time_ns: int = 0
@@ -265,8 +266,10 @@ def _add_call(to: Capture, node: fx.Node) -> None:
         to.many[node] = numbers
         to.number.pop(node, None)
     call.makes = numbers
-    # What is inside a higher-order operator may draw.
-    call.draws = is_higher_order or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    # What is inside a higher-order operator may draw, except where it computes attention's scores.
+    may_draw_inside = is_higher_order and not str(node.target).startswith("flex_attention")
+    call.draws = may_draw_inside or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    call.may_recompute = _may_recompute(node)
     to.calls.append(call)
 
 
@@ -344,8 +347,7 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
     return [one for one in sorted(forward) if is_op[one]], [one for one in backward if is_op[one]]
 
 
-def may_recompute(call: Call) -> bool:
-    node = call.node
+def _may_recompute(node: fx.Node) -> bool:
     if writes(node.target):
         return False
     namespace = getattr(node.target, "namespace", "")
@@ -379,9 +381,7 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
         call = of.calls[position]
         reads = list(dict.fromkeys(of.value_of_tensor[one] for one in call.reads))
         costs = (call.time_ns, call.workspace_bytes)
-        ops.append(
-            (call.node.name, is_backward, reads, call.values, *costs, may_recompute(call), overwritten(call, of))
-        )
+        ops.append((call.node.name, is_backward, reads, call.values, *costs, call.may_recompute, overwritten(call, of)))
         call_of_op.append(position)
 
     for position in forward:

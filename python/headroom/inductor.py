@@ -18,13 +18,16 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from headroom import _C
 from headroom.aot import Settings, cache_of, meter_of
-from headroom.capture import Call, Capture, Unsupported, capture, is_tensor, make_graph, may_recompute
+from headroom.capture import Call, Capture, Unsupported, capture, is_tensor, make_graph
 from headroom.costs import CostCache, fill_costs, move_time_ns
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+# Of a largest value's place: a byte in memory, from which the kernel that reads it computes the index.
+_POOL, _INDEX_IN_POOL = prims._low_memory_max_pool_with_offsets, prims._low_memory_max_pool_offsets_to_indices
 # Inductor computes these inside the kernels that read them, though they are not tagged as pointwise.
 _ALSO_INLINED = {
+    _INDEX_IN_POOL,
     aten._unsafe_index,
     aten.clone,
     aten.constant_pad_nd,
@@ -38,7 +41,6 @@ _ALSO_INLINED = {
     aten.scalar_tensor,
     aten.select_scatter,
     aten.slice_scatter,
-    prims._low_memory_max_pool_offsets_to_indices,
     prims.broadcast_in_dim,
     prims.convert_element_type,
     prims.inductor_lookup_seed,
@@ -56,8 +58,6 @@ _INTO_COPIES = {
     aten.scatter_reduce,
 }
 _CONVOLUTIONS = {aten.convolution, aten.convolution_backward}
-# Of a largest value's place: a byte in memory, from which the kernel that reads it computes the index.
-_POOL, _INDEX_IN_POOL = prims._low_memory_max_pool_with_offsets, prims._low_memory_max_pool_offsets_to_indices
 # As many large tensors as a kernel may read before what it computes is stored, if that is read more than once or once.
 _MOST_READS = 4
 _MOST_READS_IF_READ_ONCE = 8
@@ -69,7 +69,7 @@ def _packet(call: Call) -> object:
 
 def _is_inlined(call: Call) -> bool:
     tags = getattr(call.node.target, "tags", ())
-    return (torch.Tag.pointwise in tags or _packet(call) in _ALSO_INLINED) and may_recompute(call)
+    return (torch.Tag.pointwise in tags or _packet(call) in _ALSO_INLINED) and call.may_recompute
 
 
 def _is_own(call: Call) -> bool:
@@ -95,7 +95,12 @@ def lay_out(joint: fx.GraphModule) -> None:
             continue
         for one in node.all_input_nodes:
             value = one.meta.get("val")
-            if one.op != "placeholder" or value.dim() != 4 or value.is_contiguous(memory_format=torch.channels_last):
+            if (
+                one.op != "placeholder"
+                or not is_tensor(value)
+                or value.dim() != 4
+                or value.is_contiguous(memory_format=torch.channels_last)
+            ):
                 continue
             if one not in copies:
                 layout = {"memory_format": torch.channels_last}
@@ -323,6 +328,8 @@ def make_kernel_steps(joint: fx.GraphModule, output_count: int, settings: Settin
     if channels_last:
         lay_out(joint)
     captured = capture(joint, output_count, "step")
+    for call in captured.calls:  # what draws would draw something else the second time
+        call.may_recompute = call.may_recompute and not call.draws
     writes: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.nodes:
         if not partitioners._must_be_in_forward(node):

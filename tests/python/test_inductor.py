@@ -61,6 +61,37 @@ def test_budget_is_kept_and_gradients_are_those_of_torch_compile(name: str) -> N
         torch.testing.assert_close(one, expected)
 
 
+def test_what_was_drawn_is_kept_and_not_drawn_again() -> None:
+    class Noisy(torch.nn.Module):
+        """Draws by a library as much as it computes: to draw that again would save memory."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = torch.nn.functional.dropout(layer(x).tanh() * torch.poisson(torch.full_like(x, 3)), 0.2)
+            return x.square().mean()
+
+    def gradients(compile_loss: Callable[..., Any]) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, batch = Noisy(), torch.randn(1024, 16)
+        train(model, compile_loss(model), [batch])
+        return [one.grad for one in model.parameters()]
+
+    def at_the_smallest(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
+        with pytest.raises(headroom.BudgetError) as error:
+            headroom.compile(model, "0.01x", kernels="inductor")(torch.randn(1024, 16))
+        torch._dynamo.reset()
+        return headroom.compile(model, error.value.smallest_budget_bytes, kernels="inductor")
+
+    expected = gradients(lambda model: torch.compile(model, dynamic=False))
+    for one, other in zip(gradients(at_the_smallest), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6 * float(max(one.norm() for one in expected)))
+
+
 def test_of_a_language_model_s_loss_only_logits_and_their_gradient_are_stored() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
