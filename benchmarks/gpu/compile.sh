@@ -10,7 +10,7 @@ case $model in
   resnet50)
     eager="eager:1x eager:5GiB eager:3.9GiB eager:least"
     torch="torch:1.0 torch:0.7 torch:0.5 torch:0.3 torch:0.15 torch:0.0"
-    ours="inductor:1x inductor:10.2GiB inductor:6GiB inductor:5.5GiB inductor:4GiB inductor:3.6GiB inductor:least"
+    ours="inductor:1x inductor:10.2GiB inductor:6.12GiB inductor:5.5GiB inductor:4GiB inductor:3.6GiB inductor:least"
     ;;
   gpt2)
     eager="eager:1x eager:10GiB eager:5.2GiB eager:least"
@@ -18,15 +18,14 @@ case $model in
     ours="inductor:1x inductor:7.4GiB inductor:5GiB inductor:4GiB inductor:3.1GiB inductor:least"
     ;;
 esac
-export PYTHONUNBUFFERED=1 PYTHONPATH=python
+export PYTHONUNBUFFERED=1 PYTHONPATH=python TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-/tmp/headroom-inductor}
 [ -e python/headroom/_C.so ] || benchmarks/gpu/build_python.sh
 curve() {
   python3 -W ignore benchmarks/gpu/compile_curve.py "$model" "$@" 2>&1 | grep --line-buffered "^$model "
 }
 compile_beside() {
   for point in "$@"; do
-    curve --turns 1 "$point" &
-    # Inductor starts workers of its own.
+    TORCHINDUCTOR_COMPILE_THREADS=4 curve --turns 1 "$point" &
     if [ "$(jobs -r | wc -l)" -ge 8 ]; then wait -n || true; fi
   done
   wait
@@ -36,12 +35,14 @@ case $what in
   warm)
     # What calls cost is measured in the first two; by it the others plan, and all plans are the same in measure.
     curve --turns 1 eager:1x
-    first=${ours%% *}
-    compile_beside "$first" $torch compile+checkpoint
-    compile_beside ${ours#"$first"}
+    curve --turns 1 inductor:1x
+    compile_beside $torch compile+checkpoint ${ours#inductor:1x}
+    # Tried out beside other processes, which disturbs.
+    find "$TORCHINDUCTOR_CACHE_DIR" -name '*.best_config' -delete
     ;;
   # shellcheck disable=SC2086
-  measure) curve plain aot checkpoint $eager $torch compile+checkpoint $ours ;;
+  # The first two of PyTorch's once more at the end: how far apart they are is the run's noise.
+  measure) curve plain aot checkpoint $eager $torch compile+checkpoint $ours torch:1.0 torch:0.7 ;;
   # shellcheck disable=SC2086
   exact) curve --exact --turns 1 plain eager:0.6x torch:1.0 inductor:0.6x ;;
 esac
