@@ -266,9 +266,7 @@ def _add_call(to: Capture, node: fx.Node) -> None:
         to.many[node] = numbers
         to.number.pop(node, None)
     call.makes = numbers
-    # What is inside a higher-order operator may draw, except where it computes attention's scores.
-    may_draw_inside = is_higher_order and not str(node.target).startswith("flex_attention")
-    call.draws = may_draw_inside or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    call.draws = _may_draw(node)
     call.may_recompute = _may_recompute(node)
     to.calls.append(call)
 
@@ -345,6 +343,19 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
         run(position)
     is_op = [bool(call.values) for call in of.calls]
     return [one for one in sorted(forward) if is_op[one]], [one for one in backward if is_op[one]]
+
+
+def _may_draw(node: fx.Node) -> bool:
+    """Whether it may take random numbers; what is inside a higher-order operator may, but for attention's scores."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return not str(node.target).startswith("flex_attention")
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":  # of attention, which draws for nothing else
+            given = node.args[position] if position < len(node.args) else argument.default_value
+            return node.kwargs.get("dropout_p", given) != 0
+    return True
 
 
 def _may_recompute(node: fx.Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from torch._functorch import partitioners
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import register_lowering
+from torch._prims import rng_prims
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -222,6 +224,7 @@ class Emission:
         self.graph = fx.Graph()
         self.stored = {call.node for call in fused.calls if call.values}
         self.now: dict[fx.Node, fx.Node] = {}  # placeholders, constants, stored results: what stands for them
+        self.random_states: dict[fx.Node, fx.Node] = {}  # of what draws: before it drew
         for node in joint.graph.find_nodes(op="placeholder"):
             self.now[node] = self.graph.node_copy(node)
         for node in joint.graph.find_nodes(op="get_attr"):
@@ -243,11 +246,11 @@ class Emission:
             inside[node] = self.graph.node_copy(node, inputs.__getitem__)
         return inside[node]
 
-    def run(self, node: fx.Node) -> None:
-        """Writes a call whose results are stored."""
+    def run(self, node: fx.Node, *, draws_again: bool) -> None:
+        """Writes a call whose results are stored; `draws_again`: one that draws, and that the schedule runs again."""
         inside: dict[fx.Node, fx.Node] = {}
         inputs = {one: self.get(one, inside) for one in node.all_input_nodes}
-        new = self.graph.node_copy(node, inputs.__getitem__)
+        new = self.draw(node, inputs) if draws_again else self.graph.node_copy(node, inputs.__getitem__)
         if is_tensor(node.meta.get("val")):
             new = self.graph.call_function(torch.ops.headroom.store.default, (new,))
             new.meta = dict(node.meta)
@@ -255,6 +258,26 @@ class Emission:
         for user in node.users:
             if user.target is operator.getitem:
                 self.now[user] = self.graph.node_copy(user, lambda _, new=new: new)
+
+    def draw(self, node: fx.Node, inputs: dict[fx.Node, fx.Node]) -> fx.Node:
+        """The first time with the state of the generator kept, then from that state, so that it draws the same."""
+        arguments = fx.map_arg(node.args, inputs.__getitem__)
+        keywords = fx.map_arg(node.kwargs, inputs.__getitem__)
+        state = self.random_states.get(node)
+        if state is not None:
+            new = self.graph.call_function(rng_prims.run_with_rng_state, (state, node.target, *arguments), keywords)
+            new.meta = dict(node.meta)
+            return new
+        both = self.graph.call_function(rng_prims.run_and_save_rng_state, (node.target, *arguments), keywords)
+        result = node.meta["val"]
+        first = next(one for one in pytree.tree_leaves(result) if is_tensor(one))
+        now = torch.cuda.get_rng_state(first.device) if first.device.type == "cuda" else torch.get_rng_state()
+        before = first.fake_mode.from_tensor(now)
+        both.meta = {**node.meta, "val": (before, result)}
+        state, new = (self.graph.call_function(operator.getitem, (both, one)) for one in range(2))
+        state.meta, new.meta = {**node.meta, "val": before}, dict(node.meta)
+        self.random_states[node] = state
+        return new
 
     def drop(self, nodes: Iterable[fx.Node]) -> None:
         for node in nodes:
@@ -283,6 +306,7 @@ def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tupl
         forward_nodes.update(emission.graph.nodes)
 
     steps = schedule.steps()
+    runs = Counter(op for op, _ in steps)
     end = max((i for i, (op, _) in enumerate(steps) if op >= 0 and step.call_of_op[op] < 0), default=-1) + 1
     for position, (op, value) in enumerate(steps):
         if position == end:
@@ -290,7 +314,8 @@ def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tupl
         if op < 0:
             emission.drop(nodes_in.get(value, ()))
         elif step.call_of_op[op] >= 0:
-            emission.run(fused.calls[step.call_of_op[op]].node)
+            call = fused.calls[step.call_of_op[op]]
+            emission.run(call.node, draws_again=call.draws and runs[op] > 1)
             emission.drop(nodes_in.get(value, ()))
         else:
             for node in wanted:
@@ -303,9 +328,12 @@ def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tupl
     saved = [one for one in emission.graph.nodes if one in forward_nodes and one in read_late]
     saved = [one for one in saved if one.op != "get_attr" and not one.name.startswith("tangents")]
     emission.graph.output((*forward, *backward)).meta = dict(joint.graph.output_node().meta)
-    return partitioners._extract_fwd_bwd_modules(
+    halves = partitioners._extract_fwd_bwd_modules(
         fx.GraphModule(joint, emission.graph), saved, saved_sym_nodes=[], num_fwd_outputs=count
     )
+    # With `fallback_random`, what forward draws would be drawn in backward too, for nobody.
+    halves[1].graph.eliminate_dead_code(is_impure_node=lambda one: one.is_impure(impure_random=False))
+    return halves
 
 
 @dataclass
@@ -328,8 +356,9 @@ def make_kernel_steps(joint: fx.GraphModule, output_count: int, settings: Settin
     if channels_last:
         lay_out(joint)
     captured = capture(joint, output_count, "step")
-    for call in captured.calls:  # what draws would draw something else the second time
-        call.may_recompute = call.may_recompute and not call.draws
+    for call in captured.calls:  # seeds are few bytes, and what is inside a higher-order operator has no state to keep
+        is_operator = isinstance(call.node.target, torch._ops.OpOverload) and _packet(call) is not prims.inductor_seeds
+        call.may_recompute = call.may_recompute and (is_operator or not call.draws)
     writes: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.nodes:
         if not partitioners._must_be_in_forward(node):

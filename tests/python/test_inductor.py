@@ -61,7 +61,8 @@ def test_budget_is_kept_and_gradients_are_those_of_torch_compile(name: str) -> N
         torch.testing.assert_close(one, expected)
 
 
-def test_what_was_drawn_is_kept_and_not_drawn_again() -> None:
+@pytest.mark.parametrize("fallback_random", [False, True], ids=["by Inductor", "by the operators"])
+def test_what_is_drawn_again_is_the_same(fallback_random: bool) -> None:
     class Noisy(torch.nn.Module):
         """Draws by a library as much as it computes: to draw that again would save memory."""
 
@@ -87,8 +88,10 @@ def test_what_was_drawn_is_kept_and_not_drawn_again() -> None:
         torch._dynamo.reset()
         return headroom.compile(model, error.value.smallest_budget_bytes, kernels="inductor")
 
-    expected = gradients(lambda model: torch.compile(model, dynamic=False))
-    for one, other in zip(gradients(at_the_smallest), expected, strict=True):
+    with torch._inductor.config.patch(fallback_random=fallback_random):
+        expected = gradients(lambda model: torch.compile(model, dynamic=False))
+        found = gradients(at_the_smallest)
+    for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6 * float(max(one.norm() for one in expected)))
 
 
