@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch import partitioners
+from torch._inductor import ir
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import register_lowering
@@ -217,6 +218,18 @@ def _lower_store(x: Any) -> Any:
     return x
 
 
+torch.library.define("headroom::inside", "(Tensor x) -> Tensor")
+torch.library.impl("headroom::inside", "CompositeExplicitAutograd", torch.clone)
+
+
+@register_lowering(torch.ops.headroom.inside.default)
+def _lower_inside(x: Any) -> Any:
+    """Has Inductor compute inside each kernel that reads it what it would rather store, such as random numbers."""
+    stored = x.data.data
+    is_pointwise = isinstance(stored, ir.ComputedBuffer) and isinstance(stored.data, ir.Pointwise)
+    return ir.TensorBox.create(stored.data) if is_pointwise else x
+
+
 class Emission:
     """A joint graph written anew in the order of a schedule."""
 
@@ -243,7 +256,11 @@ class Emission:
             if node in self.stored:
                 raise RuntimeError(f"{node.name} is read and not there")
             inputs = {one: self.get(one, inside) for one in node.all_input_nodes}
-            inside[node] = self.graph.node_copy(node, inputs.__getitem__)
+            new = self.graph.node_copy(node, inputs.__getitem__)
+            if node.target is prims.inductor_random.default:
+                new = self.graph.call_function(torch.ops.headroom.inside.default, (new,))
+                new.meta = dict(node.meta)
+            inside[node] = new
         return inside[node]
 
     def run(self, node: fx.Node, *, draws_again: bool) -> None:
@@ -385,13 +402,19 @@ def make_kernel_steps(joint: fx.GraphModule, output_count: int, settings: Settin
 
 
 class Partitioner(CustomPartitionerFn):
-    """Splits the joint graph by a plan whose simulated peak is at most `scale` times the budget, or the smallest."""
+    """Splits the joint graph by a plan whose simulated peak is at most `scale` times the budget, or the smallest.
 
-    def __init__(self, settings: Settings, outside_bytes: int, scale: float, most_bytes: int | None = None) -> None:
+    Where nothing need be computed again it is PyTorch's own partition, unless it is to be `by_plan` even then.
+    """
+
+    def __init__(
+        self, settings: Settings, outside_bytes: int, scale: float, most_bytes: int | None, *, by_plan: bool
+    ) -> None:
         self.settings = settings
         self.outside_bytes = outside_bytes
         self.scale = scale
         self.most_bytes = most_bytes  # that the step may add; None: what the budget allows
+        self.by_plan = by_plan
         self.step: KernelStep | None = None
         self.schedule: _C.Schedule | None = None  # None: PyTorch's own partition
         self.resident_bytes = 0
@@ -414,7 +437,7 @@ class Partitioner(CustomPartitionerFn):
         self.budget_bytes = whole if self.most_bytes is None else min(whole, self.resident_bytes + self.most_bytes)
         self.left_bytes = whole - self.budget_bytes
         target = self.resident_bytes + int((self.budget_bytes - self.resident_bytes) * self.scale)
-        if target >= step.store_all_bytes:
+        if target >= step.store_all_bytes and not self.by_plan:
             self.simulated_bytes, self.time_ns = step.store_all_bytes, step.plain_time_ns
             return partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
         plans = [_C.make_plan(one.problem, self.settings.planner, max(target, 0), 0) for one in steps]

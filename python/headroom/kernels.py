@@ -105,6 +105,8 @@ class Chosen:
     def planned(self) -> Planned:
         by = self.partitioner
         predicted = int((by.simulated_bytes - by.resident_bytes) / self.scale)
+        if by.schedule is None:  # PyTorch's own partition, of which only the trial knows
+            predicted = self.added_bytes
         return Planned(predicted, by.allowed_bytes(), by.time_ns, by.step.plain_time_ns, self.added_bytes, self.trials)
 
 
@@ -120,10 +122,11 @@ def choose(
     if not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
         return Chosen(compile_fx(copy_of(gm), list(arguments)))
     best: Chosen | None = None
+    by_plan = False
     for trial in range(_MOST_TRIALS):
         # The last one is for what takes least, where nothing else fits.
         target = scale if best is not None or trial + 1 < _MOST_TRIALS else 0.0
-        partitioner = Partitioner(settings, outside_bytes(tensors, device), target, most_bytes)
+        partitioner = Partitioner(settings, outside_bytes(tensors, device), target, most_bytes, by_plan=by_plan)
         keep_order = KeepOrder(lambda by=partitioner: by.schedule is not None)
         patches = {"custom_partitioner_fn": partitioner, "_pre_fusion_custom_pass": keep_order}
         before = meter_of(device).current_bytes()
@@ -136,6 +139,9 @@ def choose(
             return Chosen(compiled)
         partitioner.set_aside(left_by_compiling + left)
         found = Chosen(compiled, partitioner, added, scale, trial + 1)
+        if partitioner.schedule is None and not found.fits():
+            by_plan = True  # of PyTorch's own partition the simulation knows nothing, and so nothing was learnt
+            continue
         if found.fits() and (best is None or added > best.added_bytes):
             best = found
         simulated = partitioner.simulated_bytes - partitioner.resident_bytes

@@ -132,6 +132,31 @@ def test_what_takes_the_place_of_the_logits_is_predicted() -> None:
     assert told[-1].measured_bytes <= 1.7 * tokens.numel() * words * 4
 
 
+def test_random_numbers_are_computed_where_they_are_read() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layers = [
+        (torch.nn.Conv2d(16, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.Dropout(0.2))
+        for _ in range(4)
+    ]
+    model, images = torch.nn.Sequential(*[one for block in layers for one in block]), torch.randn(8, 16, 32, 32)
+    told: list[headroom.aot.Planned] = []
+    run = headroom.compile(lambda: model(images).square().mean(), "0.7x", kernels="inductor", on_plan=told.append)
+    # Stored, as large as an activation each and in another layout, they would not fit.
+    assert train(model, run, []) <= told[-1].budget_bytes
+    assert told[-1].measured_bytes == pytest.approx(told[-1].predicted_bytes, rel=0.01)
+    assert told[-1].compilations == 1
+
+
+def test_where_pytorch_s_own_partition_takes_too_much_a_plan_is_made() -> None:
+    model, batch = make("gpt")
+    told: list[headroom.aot.Planned] = []
+    run = headroom.compile(loss_of(model), "1x", kernels="inductor", on_plan=told.append)
+    assert train(model, run, batch) <= told[-1].budget_bytes
+    assert told[-1].compilations == 2
+    assert told[-1].measured_bytes == pytest.approx(told[-1].predicted_bytes, rel=0.01)
+
+
 def test_sums_that_a_plan_keeps_are_stored_and_not_computed_in_every_kernel_that_reads_them() -> None:
     class Deep(torch.nn.Module):
         def __init__(self) -> None:
