@@ -60,6 +60,7 @@ _INTO_COPIES = {
     aten.scatter_add,
     aten.scatter_reduce,
 }
+_SEEDS = {prims.inductor_seed, prims.inductor_seeds}
 _CONVOLUTIONS = {aten.convolution, aten.convolution_backward}
 # As many large tensors as a kernel may read before what it computes is stored, if that is read more than once or once.
 _MOST_READS = 4
@@ -373,9 +374,11 @@ def make_kernel_steps(joint: fx.GraphModule, output_count: int, settings: Settin
     if channels_last:
         lay_out(joint)
     captured = capture(joint, output_count, "step")
-    for call in captured.calls:  # seeds are few bytes, and what is inside a higher-order operator has no state to keep
-        is_operator = isinstance(call.node.target, torch._ops.OpOverload) and _packet(call) is not prims.inductor_seeds
-        call.may_recompute = call.may_recompute and (is_operator or not call.draws)
+    for call in captured.calls:
+        # What draws may draw again from a state that is kept. Seeds are smaller than that, and higher-order operators
+        # cannot be given one.
+        may_draw_again = isinstance(call.node.target, torch._ops.OpOverload) and _packet(call) not in _SEEDS
+        call.may_recompute = call.may_recompute and (may_draw_again or not call.draws)
     writes: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.nodes:
         if not partitioners._must_be_in_forward(node):

@@ -13,7 +13,7 @@ headroom = pytest.importorskip("headroom")
 
 from training_models import CASES, Gpt, loss_of  # noqa: E402
 
-from headroom import inductor, kernels  # noqa: E402
+from headroom import capture, inductor, kernels  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -93,6 +93,21 @@ def test_what_is_drawn_again_is_the_same(fallback_random: bool) -> None:
         found = gradients(at_the_smallest)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6 * float(max(one.norm() for one in expected)))
+
+
+@pytest.mark.parametrize(
+    ("rest", "keywords", "expected"),
+    [((), {}, False), ((0.0,), {}, False), ((0.1,), {}, True), ((), {"dropout_p": 0.1}, True)],
+)
+def test_attention_draws_where_it_has_dropout(
+    rest: tuple[float, ...], keywords: dict[str, Any], expected: bool
+) -> None:
+    graph = torch.fx.Graph()
+    inputs = [graph.placeholder(name) for name in ("query", "key", "value")]
+    attention = torch.ops.aten._scaled_dot_product_flash_attention.default
+    assert capture._may_draw(graph.call_function(attention, (*inputs, *rest), keywords)) == expected
+    assert capture._may_draw(graph.call_function(torch.ops.aten.poisson.default, (inputs[0],)))
+    assert not capture._may_draw(graph.call_function(torch.ops.aten.mm.default, (inputs[0], inputs[1])))
 
 
 def test_of_a_language_model_s_loss_only_logits_and_their_gradient_are_stored() -> None:
