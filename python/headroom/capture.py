@@ -244,7 +244,8 @@ def _add_call(to: Capture, node: fx.Node) -> None:
         return
     reads = [to.number[one] for one in needs_a_tensor(node) if one in to.number]
     results = flat_results(value)
-    call = Call(node, reads, [], is_view=is_view(node.target))
+    draws, may_recompute = _may_draw(node), _may_recompute(node)
+    call = Call(node, reads, [], is_view=is_view(node.target), draws=draws, may_recompute=may_recompute)
     if not call.is_view and is_tensor(value) and _is_alias(value, node, to):
         call.is_view = True
     position = len(to.calls)
@@ -266,8 +267,6 @@ def _add_call(to: Capture, node: fx.Node) -> None:
         to.many[node] = numbers
         to.number.pop(node, None)
     call.makes = numbers
-    call.draws = _may_draw(node)
-    call.may_recompute = _may_recompute(node)
     to.calls.append(call)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -208,8 +208,9 @@ def fill_kernel_costs(of: Capture, fused: Capture, cache: CostCache, *, channels
         just_read = just_read | reads if _packet(call) in _REDUCTIONS else set()
 
 
-torch.library.define("headroom::store", "(Tensor x) -> Tensor")
-torch.library.impl("headroom::store", "CompositeExplicitAutograd", torch.clone)
+for _name in ("headroom::store", "headroom::inside"):
+    torch.library.define(_name, "(Tensor x) -> Tensor")
+    torch.library.impl(_name, "CompositeExplicitAutograd", torch.clone)
 
 
 @register_lowering(torch.ops.headroom.store.default)
@@ -217,10 +218,6 @@ def _lower_store(x: Any) -> Any:
     """Has Inductor store what it would rather compute inside each kernel that reads it, or together with its reader."""
     x.realize()
     return x
-
-
-torch.library.define("headroom::inside", "(Tensor x) -> Tensor")
-torch.library.impl("headroom::inside", "CompositeExplicitAutograd", torch.clone)
 
 
 @register_lowering(torch.ops.headroom.inside.default)
@@ -244,6 +241,19 @@ class Emission:
         for node in joint.graph.find_nodes(op="get_attr"):
             self.now[node] = self.graph.node_copy(node)
 
+    def add(
+        self,
+        node: fx.Node,
+        target: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any] | None = None,
+        **meta: Any,
+    ) -> fx.Node:
+        """A call of another target in the place of a node, with what is known of that but for `meta`."""
+        new = self.graph.call_function(target, arguments, keywords)
+        new.meta = {**node.meta, **meta}
+        return new
+
     def get(self, node: fx.Node, inside: dict[fx.Node, fx.Node] | None = None) -> fx.Node:
         """What stands for a node now.
 
@@ -258,10 +268,8 @@ class Emission:
                 raise RuntimeError(f"{node.name} is read and not there")
             inputs = {one: self.get(one, inside) for one in node.all_input_nodes}
             new = self.graph.node_copy(node, inputs.__getitem__)
-            if node.target is prims.inductor_random.default:
-                new = self.graph.call_function(torch.ops.headroom.inside.default, (new,))
-                new.meta = dict(node.meta)
-            inside[node] = new
+            is_random = node.target is prims.inductor_random.default
+            inside[node] = self.add(node, torch.ops.headroom.inside.default, (new,)) if is_random else new
         return inside[node]
 
     def run(self, node: fx.Node, *, draws_again: bool) -> None:
@@ -270,8 +278,7 @@ class Emission:
         inputs = {one: self.get(one, inside) for one in node.all_input_nodes}
         new = self.draw(node, inputs) if draws_again else self.graph.node_copy(node, inputs.__getitem__)
         if is_tensor(node.meta.get("val")):
-            new = self.graph.call_function(torch.ops.headroom.store.default, (new,))
-            new.meta = dict(node.meta)
+            new = self.add(node, torch.ops.headroom.store.default, (new,))
         self.now[node] = new
         for user in node.users:
             if user.target is operator.getitem:
@@ -283,19 +290,15 @@ class Emission:
         keywords = fx.map_arg(node.kwargs, inputs.__getitem__)
         state = self.random_states.get(node)
         if state is not None:
-            new = self.graph.call_function(rng_prims.run_with_rng_state, (state, node.target, *arguments), keywords)
-            new.meta = dict(node.meta)
-            return new
-        both = self.graph.call_function(rng_prims.run_and_save_rng_state, (node.target, *arguments), keywords)
+            return self.add(node, rng_prims.run_with_rng_state, (state, node.target, *arguments), keywords)
         result = node.meta["val"]
         first = next(one for one in pytree.tree_leaves(result) if is_tensor(one))
         now = torch.cuda.get_rng_state(first.device) if first.device.type == "cuda" else torch.get_rng_state()
         before = first.fake_mode.from_tensor(now)
-        both.meta = {**node.meta, "val": (before, result)}
-        state, new = (self.graph.call_function(operator.getitem, (both, one)) for one in range(2))
-        state.meta, new.meta = {**node.meta, "val": before}, dict(node.meta)
-        self.random_states[node] = state
-        return new
+        run_and_save = rng_prims.run_and_save_rng_state
+        both = self.add(node, run_and_save, (node.target, *arguments), keywords, val=(before, result))
+        self.random_states[node] = self.add(node, operator.getitem, (both, 0), val=before)
+        return self.add(node, operator.getitem, (both, 1))
 
     def drop(self, nodes: Iterable[fx.Node]) -> None:
         for node in nodes:
@@ -423,7 +426,7 @@ class Partitioner(CustomPartitionerFn):
         self.resident_bytes = 0
         self.budget_bytes = 0  # beside what is outside
         self.left_bytes = 0  # of the budget, for others
-        self.simulated_bytes = 0
+        self.simulated_bytes = 0  # by the schedule
         self.time_ns = 0
         self.is_smallest = False
 
@@ -441,7 +444,7 @@ class Partitioner(CustomPartitionerFn):
         self.left_bytes = whole - self.budget_bytes
         target = self.resident_bytes + int((self.budget_bytes - self.resident_bytes) * self.scale)
         if target >= step.store_all_bytes and not self.by_plan:
-            self.simulated_bytes, self.time_ns = step.store_all_bytes, step.plain_time_ns
+            self.time_ns = step.plain_time_ns
             return partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
         plans = [_C.make_plan(one.problem, self.settings.planner, max(target, 0), 0) for one in steps]
         if all(plan.schedule is None for plan in plans):

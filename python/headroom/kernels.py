@@ -104,9 +104,10 @@ class Chosen:
 
     def planned(self) -> Planned:
         by = self.partitioner
-        predicted = int((by.simulated_bytes - by.resident_bytes) / self.scale)
         if by.schedule is None:  # PyTorch's own partition, of which only the trial knows
             predicted = self.added_bytes
+        else:
+            predicted = int((by.simulated_bytes - by.resident_bytes) / self.scale)
         return Planned(predicted, by.allowed_bytes(), by.time_ns, by.step.plain_time_ns, self.added_bytes, self.trials)
 
 
@@ -139,13 +140,15 @@ def choose(
             return Chosen(compiled)
         partitioner.set_aside(left_by_compiling + left)
         found = Chosen(compiled, partitioner, added, scale, trial + 1)
-        if partitioner.schedule is None and not found.fits():
-            by_plan = True  # of PyTorch's own partition the simulation knows nothing, and so nothing was learnt
-            continue
         if found.fits() and (best is None or added > best.added_bytes):
             best = found
+        if partitioner.schedule is None:  # PyTorch's own partition, of which the simulation knows nothing
+            if found.fits():
+                break
+            by_plan = True
+            continue
         simulated = partitioner.simulated_bytes - partitioner.resident_bytes
-        is_close = partitioner.schedule is None or added >= _LOOSE * simulated / scale
+        is_close = added >= _LOOSE * simulated / scale
         if (found.fits() and (is_close or trial > 0)) or (best is not None and best is not found):
             break
         if not found.fits() and partitioner.is_smallest:
