@@ -7,6 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -128,17 +129,36 @@ def _measure(call: Call, constants: dict[fx.Node, Any], device: torch.device, me
     return _time_ns(run, device), workspace
 
 
+_SAMPLE = 1 << 24  # numbers
+# Random numbers come by four. A library's kernel uses all; one of Inductor's computes four for each that it uses.
+_DRAWN_PER_USED = 4
+
+
 def move_time_ns(moved_bytes: int, cache: CostCache, device: torch.device) -> int:
     """What a kernel takes that only moves memory, by one that does, measured once."""
-    key = "a copy of 64 MiB"
-    if key not in cache.costs:
-        with unset_fake_temporarily(), torch.no_grad():
-            source = torch.zeros(1 << 24, device=device)
-            target = torch.empty_like(source)
-            cache.costs[key] = (_time_ns(lambda: target.copy_(source), device), 0)
+    sample_ns = _sample_ns("64 MiB read and written", torch.Tensor.neg_, cache, device)
+    return _START_NS + moved_bytes * sample_ns // (8 * _SAMPLE)
+
+
+def draw_time_ns(count: int, cache: CostCache, device: torch.device) -> int:
+    """What it takes to draw random numbers inside a kernel of Inductor's, by a library that does, measured once."""
+    sample_ns = _sample_ns("16 Mi random numbers", torch.Tensor.uniform_, cache, device)
+    return _DRAWN_PER_USED * count * sample_ns // _SAMPLE
+
+
+def _sample_ns(name: str, run: Callable[[torch.Tensor], object], cache: CostCache, device: torch.device) -> int:
+    if name not in cache.costs:
+        with unset_fake_temporarily(), torch.no_grad(), forked_random(device):
+            numbers = torch.zeros(_SAMPLE, device=device)
+            cache.costs[name] = (_time_ns(lambda: run(numbers), device), 0)
             cache.is_changed = True
             cache.save()
-    return _START_NS + moved_bytes * cache.costs[key][0] // (1 << 27)
+    return cache.costs[name][0]
+
+
+def forked_random(device: torch.device) -> AbstractContextManager[None]:
+    """In which random numbers may be drawn: afterwards they are as before."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def _time_ns(run: Callable[[], object], device: torch.device) -> int:
@@ -180,11 +200,7 @@ def _made_bytes(made: Any, args: Any, kwargs: Any) -> int:
 
 def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
     """Gives every call its time and workspace. Random numbers are as they were afterwards."""
-    with (
-        unset_fake_temporarily(),
-        torch.no_grad(),
-        torch.random.fork_rng(devices=[captured.device] if captured.device.type == "cuda" else []),
-    ):
+    with unset_fake_temporarily(), torch.no_grad(), forked_random(captured.device):
         calls = [call for call in captured.calls if call.values and not call.is_view]
         keys = [kind_of(call, captured.constants) for call in calls]
         for call, key in zip(calls, keys, strict=True):

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from headroom import _C
 from headroom.aot import Settings, cache_of, meter_of
-from headroom.capture import Call, Capture, Unsupported, capture, is_tensor, make_graph
-from headroom.costs import CostCache, fill_costs, move_time_ns
+from headroom.capture import Call, Capture, Unsupported, capture, concrete, is_tensor, make_graph
+from headroom.costs import CostCache, draw_time_ns, fill_costs, move_time_ns
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -81,6 +81,29 @@ def _is_own(call: Call) -> bool:
     return _is_inlined(call) or _packet(call) in _REDUCTIONS or _packet(call) is _POOL
 
 
+def find_masks(of: Capture) -> set[int]:
+    """Calls that make something smaller of random numbers alone, as dropout's bits.
+
+    To keep that is worth more than its bytes: to draw the numbers again takes longer than to read it.
+    """
+    drawn: set[int] = set()  # values that are made of random numbers alone
+    masks: dict[int, int] = {}  # those of them that are smaller, and their calls
+    for position, call in enumerate(of.calls):
+        reads = {of.value_of_tensor[one] for one in call.reads}
+        if call.node.target is prims.inductor_random.default:
+            drawn.update(call.values)
+        elif _is_inlined(call) and not call.is_view and reads and reads <= drawn:
+            size = sum(of.values[one].bytes for one in call.values)
+            if size < min(of.values[one].bytes for one in reads):
+                for one in reads:
+                    masks.pop(one, None)
+                masks.update(dict.fromkeys(call.values, position))
+            elif not reads.isdisjoint(masks):
+                continue
+            drawn.update(call.values)
+    return set(masks.values())
+
+
 def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
     """For others to change; parameters and constants are shared."""
     graph = fx.Graph()
@@ -115,13 +138,13 @@ def lay_out(joint: fx.GraphModule) -> None:
             node.replace_input_with(one, copies[one])
 
 
-def fuse(of: Capture, *, stores_meetings: bool) -> Capture:
+def fuse(of: Capture) -> Capture:
     """The capture with only those calls as ops whose results are to be stored.
 
     Results of pointwise calls are where a kernel of another kind or the user reads them, where a kernel would read too
-    many tensors and, for `stores_meetings`, where several large tensors meet in one that is read more than once: that
-    takes less memory at the smallest budgets, and moves more. All others are computed inside the kernels that read
-    them: such a call has no values, and its readers read what it reads.
+    many tensors, where several large tensors meet in one that is read more than once, and where random numbers have
+    become something smaller. All others are computed inside the kernels that read them: such a call has no values, and
+    its readers read what it reads.
     """
     outputs = {one for one in [*of.forward_outputs, *of.backward_outputs] if one >= 0}
     output_values = {of.value_of_tensor[one] for one in outputs}
@@ -132,6 +155,7 @@ def fuse(of: Capture, *, stores_meetings: bool) -> Capture:
                 readers.setdefault(value, []).append(position)
     maker = {value: position for position, call in enumerate(of.calls) for value in call.values}
     inlined = [_is_inlined(call) and not call.is_view for call in of.calls]
+    masks = find_masks(of)
     stored: list[bool] = []
     # By call, by stored value that it reads: one tensor of it, and whether it is read only where the call writes.
     reads: list[dict[int, tuple[int, bool]]] = []
@@ -170,10 +194,10 @@ def fuse(of: Capture, *, stores_meetings: bool) -> Capture:
         uses = _uses(call, readers)
         by_others = _packet(call) is not _INDEX_IN_POOL and any(needs_memory(one, call.values) for one in uses)
         large = sum(of.values[value].bytes * 2 >= size for value in reads[-1])
-        meets = stores_meetings and large > 1 and len(uses) > 1
+        meets = large > 1 and len(uses) > 1
         is_output = any(value in output_values for value in call.values)
         most_reads = _MOST_READS if len(uses) > 1 else _MOST_READS_IF_READ_ONCE
-        stored.append(by_others or is_output or meets or large > most_reads)
+        stored.append(by_others or is_output or meets or large > most_reads or position in masks)
     calls = [
         replace(call, reads=[one for one, _ in read.values()], values=call.values if is_stored else [], overwrites=[])
         for call, read, is_stored in zip(of.calls, reads, stored, strict=True)
@@ -197,14 +221,17 @@ def fill_kernel_costs(of: Capture, fused: Capture, cache: CostCache, *, channels
     for call in others:
         call.channels_last = channels_last and _packet(call) in _CONVOLUTIONS
     fill_costs(replace(fused, calls=others), cache, meter_of(of.device))
+    masks = find_masks(of)
     just_read: set[int] = set()  # by reductions right before, which are one kernel with those that follow
-    for call, is_own in zip(fused.calls, own, strict=True):
+    for position, (call, is_own) in enumerate(zip(fused.calls, own, strict=True)):
         if not call.values:
             continue
         reads = {of.value_of_tensor[one] for one in call.reads} if is_own else set()
         if is_own:
             moved = [*(reads - just_read), *call.values]
             call.time_ns = move_time_ns(sum(of.values[one].bytes for one in moved), cache, of.device)
+        if position in masks:
+            call.time_ns += draw_time_ns(concrete(call.node.meta["val"].numel()), cache, of.device)
         just_read = just_read | reads if _packet(call) in _REDUCTIONS else set()
 
 
@@ -371,8 +398,8 @@ class KernelStep:
     plain_time_ns: int
 
 
-def make_kernel_steps(joint: fx.GraphModule, output_count: int, settings: Settings) -> list[KernelStep]:
-    """The step with all that may be stored, and the same with less. Changes the graph to what is to be emitted."""
+def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Settings) -> KernelStep:
+    """Changes the graph to what is to be emitted."""
     channels_last = GraphLowering.decide_layout_opt(joint, is_inference=False)
     if channels_last:
         lay_out(joint)
@@ -394,17 +421,13 @@ def make_kernel_steps(joint: fx.GraphModule, output_count: int, settings: Settin
     captured = replace(captured, forward_outputs=outputs)
 
     cache = cache_of(captured.device, persistent=settings.cache)
-
-    def make(*, stores_meetings: bool) -> KernelStep:
-        fused = fuse(captured, stores_meetings=stores_meetings)
-        fill_kernel_costs(captured, fused, cache, channels_last=channels_last)
-        graph, call_of_op = make_graph(fused)
-        plain = _C.simulate(graph, _C.store_all(graph))
-        return KernelStep(
-            fused, graph, _C.Problem(graph), call_of_op, output_count, writes, plain.peak_bytes, plain.time_ns
-        )
-
-    return [make(stores_meetings=True), make(stores_meetings=False)]
+    fused = fuse(captured)
+    fill_kernel_costs(captured, fused, cache, channels_last=channels_last)
+    graph, call_of_op = make_graph(fused)
+    plain = _C.simulate(graph, _C.store_all(graph))
+    return KernelStep(
+        fused, graph, _C.Problem(graph), call_of_op, output_count, writes, plain.peak_bytes, plain.time_ns
+    )
 
 
 class Partitioner(CustomPartitionerFn):
@@ -436,8 +459,7 @@ class Partitioner(CustomPartitionerFn):
         gm.graph.eliminate_dead_code()
         gm.recompile()
         joint = copy_of(gm)
-        steps = make_kernel_steps(joint, kwargs["num_fwd_outputs"], self.settings)
-        self.step = step = steps[0]
+        self.step = step = make_kernel_step(joint, kwargs["num_fwd_outputs"], self.settings)
         self.resident_bytes = step.graph.resident_bytes()
         whole = self.settings.graph_budget(step.graph, step.store_all_bytes, self.outside_bytes)
         self.budget_bytes = whole if self.most_bytes is None else min(whole, self.resident_bytes + self.most_bytes)
@@ -446,15 +468,12 @@ class Partitioner(CustomPartitionerFn):
         if target >= step.store_all_bytes and not self.by_plan:
             self.time_ns = step.plain_time_ns
             return partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
-        plans = [_C.make_plan(one.problem, self.settings.planner, max(target, 0), 0) for one in steps]
-        if all(plan.schedule is None for plan in plans):
+        plan = _C.make_plan(step.problem, self.settings.planner, max(target, 0), 0)
+        if plan.schedule is None:
             self.is_smallest = True
-            smallest = min(plan.smallest_budget_bytes for plan in plans)
-            plans = [_C.make_plan(one.problem, self.settings.planner, smallest, 0) for one in steps]
-        found = [(plan, one) for plan, one in zip(plans, steps, strict=True) if plan.schedule is not None]
-        plan, self.step = min(found, key=lambda pair: pair[0].time_ns)
+            plan = _C.make_plan(step.problem, self.settings.planner, plan.smallest_budget_bytes, 0)
         self.schedule, self.simulated_bytes, self.time_ns = plan.schedule, plan.peak_bytes, plan.time_ns
-        return emit(joint, self.step, plan.schedule)
+        return emit(joint, step, plan.schedule)
 
     def __deepcopy__(self, _: object) -> Partitioner:
         """Inductor copies its configuration; what the partitioner found is read from the one that was put there."""

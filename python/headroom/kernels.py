@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from headroom import _C
 from headroom.aot import BudgetError, Planned, Settings, meter_of, too_small
 from headroom.capture import is_tensor
+from headroom.costs import forked_random
 from headroom.inductor import Partitioner, copy_of
 from headroom.ordering import KeepOrder
 
@@ -75,7 +76,7 @@ def try_step(compiled: Callable[..., Any], arguments: Sequence[Any], device: tor
         for one in leaves:
             one.grad = None
 
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
+    with forked_random(device), torch.enable_grad():
         at_first = meter.current_bytes()
         run()
         before = meter.current_bytes()

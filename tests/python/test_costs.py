@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -28,12 +29,17 @@ def test_what_others_saved_meanwhile_stays_and_holds() -> None:
     assert other.costs == costs.CostCache(CPU).costs == {"first": (1, 0), "second": (3, 0), "both": (2, 0)}
 
 
-def test_what_moving_memory_takes_is_measured_once() -> None:
-    first = costs.move_time_ns(1 << 20, costs.CostCache(CPU), CPU)
+@pytest.mark.parametrize("time_ns", [costs.move_time_ns, costs.draw_time_ns])
+def test_what_moving_memory_and_drawing_take_is_measured_once(
+    time_ns: Callable[[int, costs.CostCache, torch.device], int],
+) -> None:
+    state = torch.get_rng_state()
+    first = time_ns(1 << 20, costs.CostCache(CPU), CPU)
     assert first > 0
     again = costs.CostCache(CPU)
     assert len(again.costs) == 1
-    assert costs.move_time_ns(1 << 20, again, CPU) == first
+    assert time_ns(1 << 20, again, CPU) == first
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_what_a_library_takes_to_set_up_is_no_cost_of_the_first_call() -> None:

@@ -213,15 +213,41 @@ def test_convolutions_run_again_are_laid_out_as_in_forward(monkeypatch: pytest.M
     assert all(told is None for is_backward, _, told in seen if not is_backward)
 
 
-def test_indices_of_a_pool_are_computed_where_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(name="steps")
+def recorded_steps(monkeypatch: pytest.MonkeyPatch) -> list[inductor.KernelStep]:
+    """All that are planned."""
     made: list[inductor.KernelStep] = []
-    make_kernel_steps = inductor.make_kernel_steps
+    make_kernel_step = inductor.make_kernel_step
 
-    def record(*arguments: Any) -> list[inductor.KernelStep]:
-        made.extend(steps := make_kernel_steps(*arguments))
-        return steps
+    def record(*arguments: Any) -> inductor.KernelStep:
+        made.append(make_kernel_step(*arguments))
+        return made[-1]
 
-    monkeypatch.setattr(inductor, "make_kernel_steps", record)
+    monkeypatch.setattr(inductor, "make_kernel_step", record)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_keeps_a_byte_and_draws_once(steps: list[inductor.KernelStep], dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layers = [(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Dropout(0.5)) for _ in range(3)]
+    model = torch.nn.Sequential(*[one for layer in layers for one in layer]).to(dtype)
+    batch = torch.randn(256, 64, dtype=dtype)
+    headroom.compile(lambda: model(batch).square().mean(), "0.9x", kernels="inductor")().backward()
+    assert steps
+    for step in steps:
+        stored = [call for call in step.fused.calls if call.values]
+        masks = [call for call in stored if getattr(call.node.meta["val"], "dtype", None) is torch.bool]
+        assert len(masks) == 3
+        assert all(call.node.target is not torch.ops.prims.inductor_random.default for call in stored)
+        # Drawn, a number takes longer than a byte of it.
+        others = [call for call in stored if call.node.target is torch.ops.aten.mul.Tensor]
+        assert others
+        assert min(call.time_ns for call in masks) > max(call.time_ns for call in others)
+
+
+def test_indices_of_a_pool_are_computed_where_they_are_read(steps: list[inductor.KernelStep]) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     blocks = [(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(3, 1, 1)) for _ in range(4)]
@@ -229,7 +255,7 @@ def test_indices_of_a_pool_are_computed_where_they_are_read(monkeypatch: pytest.
     told: list[headroom.aot.Planned] = []
     run = headroom.compile(lambda: model(images).square().mean(), "0.9x", kernels="inductor", on_plan=told.append)
     assert train(model, run, []) <= told[-1].budget_bytes
-    calls = [call for step in made for call in step.fused.calls if call.values]
+    calls = [call for step in steps for call in step.fused.calls if call.values]
     assert any(call.node.target is torch.ops.prims._low_memory_max_pool_with_offsets.default for call in calls)
     assert all(getattr(call.node.meta["val"], "dtype", None) is not torch.int64 for call in calls)
     convolutions = [call for call in calls if "convolution" in str(call.node.target)]
