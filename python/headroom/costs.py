@@ -136,21 +136,23 @@ _DRAWN_PER_USED = 4
 
 def move_time_ns(moved_bytes: int, cache: CostCache, device: torch.device) -> int:
     """What a kernel takes that only moves memory, by one that does, measured once."""
-    sample_ns = _sample_ns("64 MiB read and written", torch.Tensor.neg_, cache, device)
+    sample_ns = _sample_ns("a copy of 64 MiB", lambda one, other: other.copy_(one), cache, device)
     return _START_NS + moved_bytes * sample_ns // (8 * _SAMPLE)
 
 
 def draw_time_ns(count: int, cache: CostCache, device: torch.device) -> int:
     """What it takes to draw random numbers inside a kernel of Inductor's, by a library that does, measured once."""
-    sample_ns = _sample_ns("16 Mi random numbers", torch.Tensor.uniform_, cache, device)
+    sample_ns = _sample_ns("16 Mi random numbers", lambda one, _: one.uniform_(), cache, device)
     return _DRAWN_PER_USED * count * sample_ns // _SAMPLE
 
 
-def _sample_ns(name: str, run: Callable[[torch.Tensor], object], cache: CostCache, device: torch.device) -> int:
+def _sample_ns(
+    name: str, run: Callable[[torch.Tensor, torch.Tensor], object], cache: CostCache, device: torch.device
+) -> int:
     if name not in cache.costs:
         with unset_fake_temporarily(), torch.no_grad(), forked_random(device):
-            numbers = torch.zeros(_SAMPLE, device=device)
-            cache.costs[name] = (_time_ns(lambda: run(numbers), device), 0)
+            one, other = (torch.zeros(_SAMPLE, device=device) for _ in range(2))
+            cache.costs[name] = (_time_ns(lambda: run(one, other), device), 0)
             cache.is_changed = True
             cache.save()
     return cache.costs[name][0]
