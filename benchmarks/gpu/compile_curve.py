@@ -4,6 +4,7 @@ Usage: compile_curve.py MODEL POINT...
 MODEL is resnet50 (batch 128) or gpt2 (medium, 8 x 1024, bf16 autocast); with --small a small one.
 A POINT is
   plain             eager PyTorch                       checkpoint          eager, checkpoints by block
+  plain:1e-7        the same with weights that are off by that share: what rounding alone does to gradients
   aot               torch.compile, backend aot_eager    compile+checkpoint  torch.compile, checkpoints by block
   torch:0.5         torch.compile with activation_memory_budget 0.5
   eager:BUDGET      headroom, kernels="eager"           inductor:BUDGET     headroom, kernels="inductor"
@@ -11,8 +12,7 @@ A POINT is
 BUDGET is bytes that the step may add, such as 4GiB, a share of the simulated store-all, such as 0.5x, or least. Peaks
 are the largest allocated less what is allocated before the step; times are medians. Gradients of the first step are
 compared with those of the first point that has the same kernels, eager ones or Inductor's; with --exact all are
-compared with those of a plain step in higher precision (fp64, for gpt2 fp32), with neither dropout nor TF32. resnet50
-with TF32 tells little of them: what differs in the last bit of fp32 in forward is 40 % in the gradients.
+compared with those of a plain step in higher precision (fp64, for gpt2 fp32), with neither dropout nor TF32.
 """
 
 from __future__ import annotations
@@ -159,6 +159,12 @@ def make_run(kind: str, value: str, loss: Callable[[], torch.Tensor], told: list
     return loss
 
 
+@torch.no_grad()
+def nudge(model: nn.Module, share: float) -> None:
+    for one in model.parameters():
+        one.mul_(1 + share * torch.randn_like(one))
+
+
 def gradients_of(model: nn.Module) -> list[np.ndarray]:
     """Copies that are not in torch's memory, where budgets would count them as outside the step."""
     return [one.grad.cpu().numpy().copy() for one in model.parameters() if one.grad is not None]
@@ -185,6 +191,8 @@ def measure(name: str, kind_of: Kind, point: str, turns: int, expected: dict[boo
     kind, _, value = point.partition(":")
     if "checkpoint" in kind:
         wrap()
+    if kind == "plain" and value:
+        nudge(model, float(value))
     if kind == "costs":
         measure_costs(loss)
         print(f"{name} {point}: known", flush=True)
