@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -239,6 +241,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--exact", action="store_true")
     options = parser.parse_args()
+    # What each trial of a plan with Inductor took.
+    logging.basicConfig(stream=sys.stdout, format=f"{options.model}     %(message)s")
+    logging.getLogger("headroom").setLevel(logging.INFO)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not options.exact
     # Libraries make their workspaces, so that every point finds them, whichever is the first.
     MODELS[options.model](Kind(small=True))[1]().backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from headroom.capture import is_tensor
 from headroom.costs import forked_random
 from headroom.inductor import Partitioner, copy_of
 from headroom.ordering import KeepOrder
+
+_log = logging.getLogger(__name__)
 
 # What is worth storing the plan knows: Inductor is not to store of its own accord what kernels compute inside. And what
 # is dropped is to be free: Inductor would hold on to memory that it has a use for later, however much later.
@@ -141,6 +144,10 @@ def choose(
             return Chosen(compiled)
         partitioner.set_aside(left_by_compiling + left)
         found = Chosen(compiled, partitioner, added, scale, trial + 1)
+        by = "PyTorch's own partition" if partitioner.schedule is None else "a plan"
+        planned = partitioner.simulated_bytes - partitioner.resident_bytes
+        given = (by, added, partitioner.allowed_bytes(), planned, left_by_compiling, left)
+        _log.info("%s took %d bytes of %d, planned were %d; %d stayed after compiling, %d after running", *given)
         if found.fits() and (best is None or added > best.added_bytes):
             best = found
         if partitioner.schedule is None:  # PyTorch's own partition, of which the simulation knows nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -376,6 +377,23 @@ def test_two_graphs_of_a_model_share_a_budget() -> None:
     assert meter.peak_bytes() <= budget
     for one, other in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(one.grad, other)
+
+
+def test_trials_are_told_to_those_who_listen() -> None:
+    heard: list[logging.LogRecord] = []
+    handler, logger = logging.Handler(), logging.getLogger("headroom")
+    handler.emit = heard.append
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    told: list[headroom.aot.Planned] = []
+    try:
+        model, batch = make("vgg")
+        headroom.compile(loss_of(model), "0.8x", kernels="inductor", on_plan=told.append)(*batch).backward()
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    assert len(heard) == told[-1].compilations
+    assert f"a plan took {told[-1].measured_bytes} bytes of {told[-1].budget_bytes}" in heard[-1].getMessage()
 
 
 def test_without_gradients_nothing_is_planned() -> None:
