@@ -577,6 +577,12 @@ def test_twenty_thousand_steps(large_plan: tuple[Path, Path], report: Report, re
     )
     assert slowest < 100
     reader.page.fill("#map-search", "layers.999.mlp")
-    assert set(reader.page.locator("#map .map-label .faint").all_inner_texts()) == {" layers.999.mlp"}
+    # Drawn anew in a later frame.
+    reader.page.wait_for_function(
+        """() => {
+          const labels = [...document.querySelectorAll("#map .map-label .faint")];
+          return labels.length > 0 && labels.every((one) => one.innerText.trim() === "layers.999.mlp");
+        }"""
+    )
     reader.page.fill("#map-search", "")
     reader.shot("large")
