@@ -47,7 +47,6 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._dynamo import device_interface  # noqa: E402
 from torch._inductor import compile_fx, ir  # noqa: E402
-from torch._inductor import config as inductor_config  # noqa: E402
 from torch._inductor.debug import DebugContext  # noqa: E402
 from torch._inductor.dependencies import WeakDep  # noqa: E402
 from torch._inductor.fx_passes import fuse_attention, joint_graph, pad_mm  # noqa: E402
@@ -398,7 +397,7 @@ def show(gm: torch.fx.GraphModule, inputs: Any, point: str, mode: FakeTensorMode
     text = f"{point:16} {forward.kernels:4} + {backward.kernels:4} kernels move {moved / GIB:6.2f} GiB"
     text += f", hold {forward.held_bytes / GIB:.3f} and {backward.held_bytes / GIB:.3f} GiB"
     if partitioner is not None:
-        text += f", simulated {(partitioner.simulated_bytes - partitioner.resident_bytes) / GIB:.3f} GiB"
+        text += f", simulated {partitioner.planned_bytes() / GIB:.3f} GiB"
         text += f", {partitioner.time_ns / partitioner.step.plain_time_ns - 1:+.1%}"
     calls = forward.calls + backward.calls
     print(text, " ".join(f"{name} {count}" for name, count in sorted(calls.items())), sep="\n    ", flush=True)
@@ -419,7 +418,7 @@ def main() -> None:
         captured.append((gm, inputs))
         return end
 
-    with mode, contextlib.suppress(Ended), inductor_config.patch(fx_graph_cache=False):
+    with mode, contextlib.suppress(Ended):
         loss, batch = MODELS[name](int(size or 2))
         torch.compile(loss, backend=keep, dynamic=False)(batch)
     for point in arguments.points:

@@ -138,12 +138,12 @@ def lay_out(joint: fx.GraphModule) -> None:
             node.replace_input_with(one, copies[one])
 
 
-def fuse(of: Capture) -> Capture:
+def fuse(of: Capture, masks: set[int]) -> Capture:
     """The capture with only those calls as ops whose results are to be stored.
 
     Results of pointwise calls are where a kernel of another kind or the user reads them, where a kernel would read too
-    many tensors, where several large tensors meet in one that is read more than once, and where random numbers have
-    become something smaller. All others are computed inside the kernels that read them: such a call has no values, and
+    many tensors, where several large tensors meet in one that is read more than once, and where they are `masks`. All
+    others are computed inside the kernels that read them: such a call has no values, and
     its readers read what it reads.
     """
     outputs = {one for one in [*of.forward_outputs, *of.backward_outputs] if one >= 0}
@@ -155,7 +155,6 @@ def fuse(of: Capture) -> Capture:
                 readers.setdefault(value, []).append(position)
     maker = {value: position for position, call in enumerate(of.calls) for value in call.values}
     inlined = [_is_inlined(call) and not call.is_view for call in of.calls]
-    masks = find_masks(of)
     stored: list[bool] = []
     # By call, by stored value that it reads: one tensor of it, and whether it is read only where the call writes.
     reads: list[dict[int, tuple[int, bool]]] = []
@@ -214,14 +213,13 @@ def _uses(call: Call, readers: dict[int, list[int]]) -> list[int]:
     return [one for value in call.values for one in readers.get(value, [])]
 
 
-def fill_kernel_costs(of: Capture, fused: Capture, cache: CostCache, *, channels_last: bool) -> None:
+def fill_kernel_costs(of: Capture, fused: Capture, masks: set[int], cache: CostCache, *, channels_last: bool) -> None:
     """Kernels of Inductor's own move their inputs and results; the others are measured, laid out as Inductor will."""
     own = [_is_own(call) for call in of.calls]
     others = [call for call, is_own in zip(fused.calls, own, strict=True) if not is_own]
     for call in others:
         call.channels_last = channels_last and _packet(call) in _CONVOLUTIONS
     fill_costs(replace(fused, calls=others), cache, meter_of(of.device))
-    masks = find_masks(of)
     just_read: set[int] = set()  # by reductions right before, which are one kernel with those that follow
     for position, (call, is_own) in enumerate(zip(fused.calls, own, strict=True)):
         if not call.values:
@@ -421,8 +419,9 @@ def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Setting
     captured = replace(captured, forward_outputs=outputs)
 
     cache = cache_of(captured.device, persistent=settings.cache)
-    fused = fuse(captured)
-    fill_kernel_costs(captured, fused, cache, channels_last=channels_last)
+    masks = find_masks(captured)
+    fused = fuse(captured, masks)
+    fill_kernel_costs(captured, fused, masks, cache, channels_last=channels_last)
     graph, call_of_op = make_graph(fused)
     plain = _C.simulate(graph, _C.store_all(graph))
     return KernelStep(
@@ -484,6 +483,10 @@ class Partitioner(CustomPartitionerFn):
         self.outside_bytes += left_bytes
         if self.settings.limit_bytes() is not None:
             self.budget_bytes -= left_bytes
+
+    def planned_bytes(self) -> int:
+        """That the step adds by the schedule."""
+        return self.simulated_bytes - self.resident_bytes
 
     def allowed_bytes(self) -> int:
         """That the step may add to what is there before."""

@@ -108,10 +108,8 @@ class Chosen:
 
     def planned(self) -> Planned:
         by = self.partitioner
-        if by.schedule is None:  # PyTorch's own partition, of which only the trial knows
-            predicted = self.added_bytes
-        else:
-            predicted = int((by.simulated_bytes - by.resident_bytes) / self.scale)
+        # Of PyTorch's own partition only the trial knows.
+        predicted = self.added_bytes if by.schedule is None else int(by.planned_bytes() / self.scale)
         return Planned(predicted, by.allowed_bytes(), by.time_ns, by.step.plain_time_ns, self.added_bytes, self.trials)
 
 
@@ -144,10 +142,13 @@ def choose(
             return Chosen(compiled)
         partitioner.set_aside(left_by_compiling + left)
         found = Chosen(compiled, partitioner, added, scale, trial + 1)
-        by = "PyTorch's own partition" if partitioner.schedule is None else "a plan"
-        planned = partitioner.simulated_bytes - partitioner.resident_bytes
-        given = (by, added, partitioner.allowed_bytes(), planned, left_by_compiling, left)
-        _log.info("%s took %d bytes of %d, planned were %d; %d stayed after compiling, %d after running", *given)
+        by = (
+            "PyTorch's own partition"
+            if partitioner.schedule is None
+            else f"a plan of {partitioner.planned_bytes()} bytes"
+        )
+        given = (by, added, partitioner.allowed_bytes(), left_by_compiling, left)
+        _log.info("%s took %d bytes of %d; %d stayed after compiling, %d after running", *given)
         if found.fits() and (best is None or added > best.added_bytes):
             best = found
         if partitioner.schedule is None:  # PyTorch's own partition, of which the simulation knows nothing
@@ -155,7 +156,7 @@ def choose(
                 break
             by_plan = True
             continue
-        simulated = partitioner.simulated_bytes - partitioner.resident_bytes
+        simulated = partitioner.planned_bytes()
         is_close = added >= _LOOSE * simulated / scale
         if (found.fits() and (is_close or trial > 0)) or (best is not None and best is not found):
             break
