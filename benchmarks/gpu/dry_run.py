@@ -47,6 +47,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._dynamo import device_interface  # noqa: E402
 from torch._inductor import compile_fx, ir  # noqa: E402
+from torch._inductor.custom_graph_pass import CustomGraphPass  # noqa: E402
 from torch._inductor.debug import DebugContext  # noqa: E402
 from torch._inductor.dependencies import WeakDep  # noqa: E402
 from torch._inductor.fx_passes import fuse_attention, joint_graph, pad_mm  # noqa: E402
@@ -372,6 +373,40 @@ def write_half(gm: torch.fx.GraphModule, inputs: Any, options: dict[str, Any], l
     return Half(len(own), moved, holder.peak_bytes, calls)
 
 
+class PadProducts(CustomGraphPass):
+    """As Inductor does where it finds by trying that this is faster: to multiples of eight elements."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        aten = torch.ops.aten
+        for node in graph.find_nodes(op="call_function", target=aten.mm.default):
+            (rows, inner), (_, columns) = (one.meta["val"].shape for one in node.args)
+            missing = [-size % 8 for size in (rows, inner, columns)]
+            if not any(missing):
+                continue
+
+            def add(target: Any, *arguments: Any, like: torch.fx.Node = node) -> torch.fx.Node:
+                new = graph.call_function(target, arguments)
+                values = [one.meta["val"] if isinstance(one, torch.fx.Node) else one for one in arguments]
+                new.meta = {**like.meta, "val": target(*values)}
+                return new
+
+            with graph.inserting_before(node):
+                pads = [[0, missing[1], 0, missing[0]], [0, missing[2], 0, missing[1]]]
+                padded = [
+                    add(aten.constant_pad_nd.default, one, pad) if any(pad) else one
+                    for one, pad in zip(node.args, pads, strict=True)
+                ]
+                result = add(aten.mm.default, *padded)
+                for axis, size in enumerate((rows, columns)):
+                    if result.meta["val"].shape[axis] > size:
+                        result = add(aten.slice.Tensor, result, axis, 0, size)
+            node.replace_all_uses_with(result)
+            graph.erase_node(node)
+
+    def uuid(self) -> None:
+        return None
+
+
 def show(gm: torch.fx.GraphModule, inputs: Any, point: str, mode: FakeTensorMode) -> None:
     kind, _, value = point.partition(":")
     halves: list[Half] = []
@@ -381,12 +416,11 @@ def show(gm: torch.fx.GraphModule, inputs: Any, point: str, mode: FakeTensorMode
         return compile_fx.make_boxed_func(end)
 
     budget = float(value) if kind == "torch" else 1.0
-    patches: dict[str, Any] = {"force_disable_caches": True}
+    patches: dict[str, Any] = {"force_disable_caches": True, "joint_custom_post_pass": PadProducts()}
     partitioner, compiler = None, write
     if kind == "inductor":
-        partitioner = inductor.Partitioner(aot.Settings(value, kernels="inductor"), 0, 1.0, None, by_plan=True)
+        partitioner = inductor.Partitioner(aot.Settings(value, kernels="inductor"), 0, 0, None, by_plan=True)
         patches["custom_partitioner_fn"] = partitioner
-        patches["_pre_fusion_custom_pass"] = kernels.KeepOrder(lambda: True)
         kernels.compile_fx_inner = write
         compiler = kernels.compiler_for(partitioner)
     options = {"enable_autograd_cache": False, "force_non_lazy_backward_lowering": True}

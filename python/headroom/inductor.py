@@ -138,6 +138,32 @@ def lay_out(joint: fx.GraphModule) -> None:
             node.replace_input_with(one, copies[one])
 
 
+def share_pads(joint: fx.GraphModule) -> None:
+    """Makes of a tensor that is padded twice, the second time transposed, one padded tensor and a view of it.
+
+    Inductor pads what matrix products read to sizes that they are fast with, for each product by itself: in a language
+    model two copies of the gradient of the logits, alive together.
+    """
+    made: dict[object, tuple[fx.Node, list[int]]] = {}  # by what is padded and how: the node, and its source's axes
+    for node in list(joint.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)):
+        source, pads, *value = node.args
+        axes = list(range(node.meta["val"].dim()))
+        by_axis = {axis: tuple(pads[2 * i : 2 * i + 2]) for i, axis in enumerate(reversed(axes)) if 2 * i < len(pads)}
+        while source.target is aten.permute.default:
+            source, order = source.args
+            axes = [order[axis] % len(axes) for axis in axes]
+        by_axis = {axes[axis]: pad for axis, pad in by_axis.items() if any(pad)}
+        first, first_axes = made.setdefault((source, *sorted(by_axis.items()), *value), (node, axes))
+        if first is node:
+            continue
+        order = [first_axes.index(axis) for axis in axes]
+        with joint.graph.inserting_before(node), torch.no_grad():
+            view = joint.graph.call_function(aten.permute.default, (first, order))
+            view.meta = {**node.meta, "val": aten.permute.default(first.meta["val"], order)}
+        node.replace_all_uses_with(view)
+        joint.graph.erase_node(node)
+
+
 def fuse(of: Capture, masks: set[int]) -> Capture:
     """The capture with only those calls as ops whose results are to be stored.
 
@@ -401,6 +427,7 @@ def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Setting
     channels_last = GraphLowering.decide_layout_opt(joint, is_inference=False)
     if channels_last:
         lay_out(joint)
+    share_pads(joint)
     captured = capture(joint, output_count, "step")
     for call in captured.calls:
         # What draws may draw again from a state that is kept. Seeds are smaller than that, and higher-order operators
@@ -430,17 +457,17 @@ def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Setting
 
 
 class Partitioner(CustomPartitionerFn):
-    """Splits the joint graph by a plan whose simulated peak is at most `scale` times the budget, or the smallest.
+    """Splits the joint graph by a plan whose simulated peak is `less_bytes` below the budget at most, or the smallest.
 
     Where nothing need be computed again it is PyTorch's own partition, unless it is to be `by_plan` even then.
     """
 
     def __init__(
-        self, settings: Settings, outside_bytes: int, scale: float, most_bytes: int | None, *, by_plan: bool
+        self, settings: Settings, outside_bytes: int, less_bytes: int | None, most_bytes: int | None, *, by_plan: bool
     ) -> None:
         self.settings = settings
         self.outside_bytes = outside_bytes
-        self.scale = scale
+        self.less_bytes = less_bytes  # None: the smallest
         self.most_bytes = most_bytes  # that the step may add; None: what the budget allows
         self.by_plan = by_plan
         self.step: KernelStep | None = None
@@ -463,7 +490,7 @@ class Partitioner(CustomPartitionerFn):
         whole = self.settings.graph_budget(step.graph, step.store_all_bytes, self.outside_bytes)
         self.budget_bytes = whole if self.most_bytes is None else min(whole, self.resident_bytes + self.most_bytes)
         self.left_bytes = whole - self.budget_bytes
-        target = self.resident_bytes + int((self.budget_bytes - self.resident_bytes) * self.scale)
+        target = 0 if self.less_bytes is None else self.budget_bytes - self.less_bytes
         if target >= step.store_all_bytes and not self.by_plan:
             self.time_ns = step.plain_time_ns
             return partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)

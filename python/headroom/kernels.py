@@ -7,14 +7,17 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import TracingContext, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.graph import GraphLowering
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from headroom import _C
@@ -26,11 +29,15 @@ from headroom.ordering import KeepOrder
 
 _log = logging.getLogger(__name__)
 
+# The partition is made when its halves are compiled, and is no part of what Inductor's cache goes by.
+_PARTITIONED = {"custom_partitioner_fn": None}
 # What is worth storing the plan knows: Inductor is not to store of its own accord what kernels compute inside. And what
 # is dropped is to be free: Inductor would hold on to memory that it has a use for later, however much later.
 _AS_PLANNED = {
+    **_PARTITIONED,
     **dict.fromkeys(("realize_reads_threshold", "realize_acc_reads_threshold", "realize_opcount_threshold"), 1000),
     "allow_buffer_reuse": False,
+    "_pre_fusion_custom_pass": KeepOrder(),
 }
 
 
@@ -46,7 +53,8 @@ def compiler_for(partitioner: Partitioner) -> Callable[..., Any]:
     def compile_one(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         nonlocal is_channels_last
         if partitioner.schedule is None:
-            return compile_fx_inner(gm, inputs, **options)
+            with inductor_config.patch(_PARTITIONED):
+                return compile_fx_inner(gm, inputs, **options)
         if not options.get("is_backward"):
             is_channels_last = GraphLowering.decide_layout_opt(gm, is_inference=False)
         elif gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
@@ -55,6 +63,14 @@ def compiler_for(partitioner: Partitioner) -> Callable[..., Any]:
             return compile_fx_inner(gm, inputs, **options)
 
     return compile_one
+
+
+def compile_static(gm: fx.GraphModule, arguments: Sequence[Any], *options: Any) -> Callable[..., Any]:
+    """By Inductor for arguments of these shapes alone, with its cache, which asks what is known of shapes."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    fakes = [mode.from_tensor(one, static_shapes=True) if is_tensor(one) else one for one in arguments]
+    with tracing(TracingContext(mode)):
+        return compile_fx(copy_of(gm), fakes, *options)
 
 
 def try_step(compiled: Callable[..., Any], arguments: Sequence[Any], device: torch.device) -> tuple[int, int]:
@@ -90,6 +106,8 @@ def try_step(compiled: Callable[..., Any], arguments: Sequence[Any], device: tor
 
 # A real peak this far below the predicted one is worth one more compilation.
 _LOOSE = 0.95
+# Of a real peak that was over the budget: so much more the next is planned below it, as one more compilation is dear.
+_MARGIN = 0.005
 _MOST_TRIALS = 4
 
 
@@ -100,8 +118,8 @@ class Chosen:
     run: Callable[..., Any]
     partitioner: Partitioner | None = None  # None: nothing in it takes a gradient
     added_bytes: int = 0  # at most, beyond what was there before, in the trial
-    scale: float = 1.0  # what simulated peaks are to real ones, as far as was known when it was planned
-    trials: int = 0
+    excess_bytes: int = 0  # of real peaks over simulated ones, as far as was known when it was planned
+    trials: int = 0  # until it was chosen
 
     def fits(self) -> bool:
         return self.partitioner is None or self.added_bytes <= self.partitioner.allowed_bytes()
@@ -109,12 +127,12 @@ class Chosen:
     def planned(self) -> Planned:
         by = self.partitioner
         # Of PyTorch's own partition only the trial knows.
-        predicted = self.added_bytes if by.schedule is None else int(by.planned_bytes() / self.scale)
+        predicted = self.added_bytes if by.schedule is None else by.planned_bytes() + self.excess_bytes
         return Planned(predicted, by.allowed_bytes(), by.time_ns, by.step.plain_time_ns, self.added_bytes, self.trials)
 
 
 def choose(
-    gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, scale: float, most_bytes: int | None
+    gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, excess_bytes: int, most_bytes: int | None
 ) -> Chosen:
     """Plans, compiles and tries a step until its real peak is under the budget; once more if it is far below.
 
@@ -123,25 +141,24 @@ def choose(
     tensors = [one for one in arguments if is_tensor(one)]
     device = device_of(tensors)
     if not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
-        return Chosen(compile_fx(copy_of(gm), list(arguments)))
+        return Chosen(compile_static(gm, arguments))
     best: Chosen | None = None
     by_plan = False
     for trial in range(_MOST_TRIALS):
         # The last one is for what takes least, where nothing else fits.
-        target = scale if best is not None or trial + 1 < _MOST_TRIALS else 0.0
-        partitioner = Partitioner(settings, outside_bytes(tensors, device), target, most_bytes, by_plan=by_plan)
-        keep_order = KeepOrder(lambda by=partitioner: by.schedule is not None)
-        patches = {"custom_partitioner_fn": partitioner, "_pre_fusion_custom_pass": keep_order}
+        less = excess_bytes if best is not None or trial + 1 < _MOST_TRIALS else None
+        partitioner = Partitioner(settings, outside_bytes(tensors, device), less, most_bytes, by_plan=by_plan)
+        patches = {"custom_partitioner_fn": partitioner}
         before = meter_of(device).current_bytes()
         # Without AOTAutograd's cache, which goes by the graph before the partition.
         with torch._functorch.config.patch(enable_autograd_cache=False):
-            compiled = compile_fx(copy_of(gm), list(arguments), compiler_for(partitioner), patches)
+            compiled = compile_static(gm, arguments, compiler_for(partitioner), patches)
         left_by_compiling = meter_of(device).current_bytes() - before
         added, left = try_step(compiled, arguments, device)
         if partitioner.step is None:
             return Chosen(compiled)
         partitioner.set_aside(left_by_compiling + left)
-        found = Chosen(compiled, partitioner, added, scale, trial + 1)
+        found = Chosen(compiled, partitioner, added, excess_bytes)
         by = (
             "PyTorch's own partition"
             if partitioner.schedule is None
@@ -157,13 +174,13 @@ def choose(
             by_plan = True
             continue
         simulated = partitioner.planned_bytes()
-        is_close = added >= _LOOSE * simulated / scale
+        is_close = added >= _LOOSE * (simulated + excess_bytes)
         if (found.fits() and (is_close or trial > 0)) or (best is not None and best is not found):
             break
         if not found.fits() and partitioner.is_smallest:
-            return found
-        scale = simulated / max(added, 1) * (1 if found.fits() else 0.99)
-    return found if best is None else best
+            break
+        excess_bytes = added - simulated + (0 if found.fits() else int(_MARGIN * added))
+    return replace(found if best is None else best, trials=trial + 1)
 
 
 # Steps in which the peak is looked at. Looking starts the device's one peak anew, so it must end.
@@ -217,8 +234,8 @@ class Kernels:
         return limit is None or by is None or self.before_bytes + self.chosen.added_bytes <= limit
 
     def plan(self, arguments: Sequence[Any], outer: Kernels | None) -> None:
-        scale = self.chosen.scale if self.chosen is not None else 1.0
-        self.chosen = choose(self.gm, arguments, self.settings, scale, self.most_bytes)
+        excess = self.chosen.excess_bytes if self.chosen is not None else 0
+        self.chosen = choose(self.gm, arguments, self.settings, excess, self.most_bytes)
         by = self.chosen.partitioner
         self.is_good = self.chosen.fits()
         if not self.is_good:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,11 +30,8 @@ class KeepOrder(_Pass):
     before its own and is needed by the one `SLACK` places after; these dependencies hold no memory.
     """
 
-    def __init__(self, is_on: Callable[[], bool]) -> None:
-        self.is_on = is_on
-
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        if not self.is_on() or not nodes:
+        if not nodes:
             return nodes
         scheduler = nodes[0].scheduler
         places = _places(nodes)
@@ -55,12 +52,9 @@ class KeepOrder(_Pass):
         scheduler.compute_ancestors()
         return nodes
 
-    def __deepcopy__(self, _: object) -> KeepOrder:
-        """Inductor copies its configuration."""
-        return self
-
-    def uuid(self) -> str:
-        return f"headroom order {SLACK}" if self.is_on() else "headroom no order"
+    def uuid(self) -> bytes:
+        """For Inductor's cache: what it writes depends on this file, and on how `headroom::store` is written."""
+        return custom_graph_pass.get_hash_for_files((__file__, str(Path(__file__).with_name("inductor.py"))))
 
 
 def _is_library_call(node: Any) -> bool:

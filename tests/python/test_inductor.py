@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
+from torch._inductor.utils import fresh_inductor_cache  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from training_models import CASES, Gpt, loss_of  # noqa: E402
 
 from headroom import capture, inductor, kernels  # noqa: E402
@@ -171,6 +173,65 @@ def test_where_pytorch_s_own_partition_takes_too_much_a_plan_is_made() -> None:
     assert train(model, run, batch) <= told[-1].budget_bytes
     assert told[-1].compilations == 2
     assert told[-1].measured_bytes == pytest.approx(told[-1].predicted_bytes, rel=0.01)
+
+
+def test_what_the_plan_did_not_know_of_is_left_free_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    excess = 1 << 17
+    try_step = kernels.try_step
+
+    def take_more(*arguments: Any) -> tuple[int, int]:
+        added, left = try_step(*arguments)
+        return added + excess, left
+
+    monkeypatch.setattr(kernels, "try_step", take_more)
+    model, batch = make("gpt")
+    told: list[headroom.aot.Planned] = []
+    run = headroom.compile(loss_of(model), "0.8x", kernels="inductor", on_plan=told.append)
+    assert train(model, run, batch) <= told[-1].budget_bytes - excess
+    assert told[-1].compilations == 2
+    assert told[-1].measured_bytes == pytest.approx(told[-1].predicted_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("budget", ["0.6x", "10x"], ids=["by a plan", "by PyTorch's own partition"])
+def test_what_was_compiled_before_is_in_inductor_s_cache(budget: str) -> None:
+    found = torch._dynamo.utils.counters["inductor"]
+    gradients = []
+    with fresh_inductor_cache():
+        for expected in ("fxgraph_cache_miss", "fxgraph_cache_hit"):
+            model, batch = make("gpt")
+            found.clear()
+            train(model, headroom.compile(loss_of(model), budget, kernels="inductor"), batch)
+            assert {one: count for one, count in found.items() if one.startswith("fxgraph_cache")} == {expected: 2}
+            gradients.append([one.grad for one in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_what_is_padded_twice_is_one_tensor() -> None:
+    pad = torch.ops.aten.constant_pad_nd.default
+
+    def compute(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        turned = x.permute(2, 0, 1)
+        again = turned.permute(0, -1, 1)
+        same = [pad(x, [0, 3, 1, 0]), pad(turned, [1, 0, 0, 0, 0, 3]), pad(again, [0, 0, 1, 0, 0, 3])]
+        others = [
+            pad(turned, [1, 0, 0, 0, 0, 2]),  # by less
+            pad(turned, [0, 1, 0, 0, 0, 3]),  # at the other end
+            pad(turned, [0, 0, 1, 0, 0, 3]),  # along another axis
+            pad(turned, [1, 0, 0, 0, 0, 3], 2.0),  # with something else
+            pad(y, [0, 3, 1, 0]),
+        ]
+        return tuple(one * 2 for one in [*same, *others])
+
+    inputs = torch.randn(4, 5, 6), torch.randn(4, 5, 6)
+    joint = make_fx(compute, tracing_mode="fake")(*inputs)
+    inductor.share_pads(joint)
+    joint.graph.lint()
+    joint.recompile()
+    assert len(joint.graph.find_nodes(op="call_function", target=pad)) == 6
+    for one, expected in zip(joint(*inputs), compute(*inputs), strict=True):
+        assert torch.equal(one, expected)
+    for node in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
+        assert node.args[0].meta["val"].shape == node.meta["val"].shape
 
 
 def test_sums_that_a_plan_keeps_are_stored_and_not_computed_in_every_kernel_that_reads_them() -> None:
