@@ -65,6 +65,8 @@ _CONVOLUTIONS = {aten.convolution, aten.convolution_backward}
 # As many large tensors as a kernel may read before what it computes is stored, if that is read more than once or once.
 _MOST_READS = 4
 _MOST_READS_IF_READ_ONCE = 8
+# Of what a step may add, left free for what is not planned, such as partial sums: one more compilation is dear.
+_MARGIN = 0.003
 
 
 def _packet(call: Call) -> object:
@@ -457,17 +459,17 @@ def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Setting
 
 
 class Partitioner(CustomPartitionerFn):
-    """Splits the joint graph by a plan whose simulated peak is `less_bytes` below the budget at most, or the smallest.
+    """Splits the joint graph by a plan whose real peak is to be under the budget, or by the smallest.
 
     Where nothing need be computed again it is PyTorch's own partition, unless it is to be `by_plan` even then.
     """
 
     def __init__(
-        self, settings: Settings, outside_bytes: int, less_bytes: int | None, most_bytes: int | None, *, by_plan: bool
+        self, settings: Settings, outside_bytes: int, excess_bytes: int | None, most_bytes: int | None, *, by_plan: bool
     ) -> None:
         self.settings = settings
         self.outside_bytes = outside_bytes
-        self.less_bytes = less_bytes  # None: the smallest
+        self.excess_bytes = excess_bytes  # of real peaks over simulated ones; None: the smallest is wanted
         self.most_bytes = most_bytes  # that the step may add; None: what the budget allows
         self.by_plan = by_plan
         self.step: KernelStep | None = None
@@ -490,10 +492,11 @@ class Partitioner(CustomPartitionerFn):
         whole = self.settings.graph_budget(step.graph, step.store_all_bytes, self.outside_bytes)
         self.budget_bytes = whole if self.most_bytes is None else min(whole, self.resident_bytes + self.most_bytes)
         self.left_bytes = whole - self.budget_bytes
-        target = 0 if self.less_bytes is None else self.budget_bytes - self.less_bytes
+        target = 0 if self.excess_bytes is None else self.budget_bytes - self.excess_bytes
         if target >= step.store_all_bytes and not self.by_plan:
             self.time_ns = step.plain_time_ns
             return partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        target -= int(_MARGIN * (target - self.resident_bytes))
         plan = _C.make_plan(step.problem, self.settings.planner, max(target, 0), 0)
         if plan.schedule is None:
             self.is_smallest = True

@@ -106,8 +106,6 @@ def try_step(compiled: Callable[..., Any], arguments: Sequence[Any], device: tor
 
 # A real peak this far below the predicted one is worth one more compilation.
 _LOOSE = 0.95
-# Of a real peak that was over the budget: so much more the next is planned below it, as one more compilation is dear.
-_MARGIN = 0.005
 _MOST_TRIALS = 4
 
 
@@ -146,8 +144,8 @@ def choose(
     by_plan = False
     for trial in range(_MOST_TRIALS):
         # The last one is for what takes least, where nothing else fits.
-        less = excess_bytes if best is not None or trial + 1 < _MOST_TRIALS else None
-        partitioner = Partitioner(settings, outside_bytes(tensors, device), less, most_bytes, by_plan=by_plan)
+        excess = excess_bytes if best is not None or trial + 1 < _MOST_TRIALS else None
+        partitioner = Partitioner(settings, outside_bytes(tensors, device), excess, most_bytes, by_plan=by_plan)
         patches = {"custom_partitioner_fn": partitioner}
         before = meter_of(device).current_bytes()
         # Without AOTAutograd's cache, which goes by the graph before the partition.
@@ -179,7 +177,7 @@ def choose(
             break
         if not found.fits() and partitioner.is_smallest:
             break
-        excess_bytes = added - simulated + (0 if found.fits() else int(_MARGIN * added))
+        excess_bytes = added - simulated
     return replace(found if best is None else best, trials=trial + 1)
 
 
