@@ -386,6 +386,8 @@ def compile_graph(
         step = steps[-1]
 
         def backward(arguments: list[Any]) -> list[Any]:
+            if torch.is_grad_enabled():
+                raise RuntimeError("double backward (create_graph=True) is not supported by headroom")
             flight = arguments[0].headroom
             gradients = arguments[1:]
             arguments.clear()

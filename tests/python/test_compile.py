@@ -18,7 +18,7 @@ from headroom.aot import Settings, Step, compile_graph  # noqa: E402
 from headroom.capture import Rest  # noqa: E402
 from headroom.flight import Place, flights_on  # noqa: E402
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts  # noqa: E402
-from training_models import CASES, TRANSFORMERS, Trained, loss_of, train  # noqa: E402
+from training_models import BEFORE_2_13, CASES, TRANSFORMERS, Trained, loss_of, train  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -26,6 +26,8 @@ pytestmark = pytest.mark.usefixtures("alone")
 def make(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
     if name in TRANSFORMERS:
         pytest.importorskip("transformers")
+    if name == "t5" and BEFORE_2_13:
+        pytest.skip("Dynamo breaks it into several graphs")
     torch.manual_seed(0)
     model = CASES[name].make()
     inputs, labels = CASES[name].inputs()

@@ -232,6 +232,7 @@ CASES = {
     "vit": Case(Vit, images),
     "gpt": Case(Gpt, tokens),
 }
+BEFORE_2_13 = tuple(int(one) for one in torch.__version__.split(".")[:2]) < (2, 13)
 TRANSFORMERS = ("gpt2", "bert", "llama", "t5")
 CASES |= {kind: Case(functools.partial(Transformer, kind), short_texts) for kind in TRANSFORMERS}
 
