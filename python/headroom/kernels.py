@@ -263,7 +263,9 @@ class Kernels:
 
     def take_less(self, less_bytes: int) -> None:
         if less_bytes > 0:
-            self.most_bytes = max(self.chosen.added_bytes - less_bytes, 0)
+            most = max(self.chosen.added_bytes - less_bytes, 0)
+            # It may be asked more than once before it is planned anew.
+            self.most_bytes = most if self.most_bytes is None else min(most, self.most_bytes)
             self.is_good = False
 
 

@@ -401,7 +401,14 @@ def test_is_compiled_again_only_where_there_is_no_room() -> None:
         model.zero_grad()
 
 
-def test_two_graphs_of_a_model_share_a_budget() -> None:
+def test_two_graphs_of_a_model_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cost_the_same(_: capture.Capture, fused: capture.Capture, *__: Any, **___: Any) -> None:
+        for call in fused.calls:
+            call.time_ns = 1000
+
+    # Measured ones would give other plans at other times, of which some are too large where Inductor fuses them.
+    monkeypatch.setattr(inductor, "fill_kernel_costs", cost_the_same)
+
     class TwoGraphs(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -426,7 +433,8 @@ def test_two_graphs_of_a_model_share_a_budget() -> None:
     # Just what the first takes alone, so that what is left is clearly too little for the other, whatever its plan.
     budget = headroom.current_bytes() + int(0.575 * plain_bytes)
     meter = headroom.aot.meter_of(torch.device("cpu"))
-    run = headroom.compile(model, budget, kernels="inductor")
+    told: list[headroom.aot.Planned] = []
+    run = headroom.compile(model, budget, kernels="inductor", on_plan=told.append)
     with pytest.warns(UserWarning, match="over the budget in this step, until it is planned again"):
         run(batch).backward()  # each fits alone
     for _ in range(2):
@@ -436,6 +444,7 @@ def test_two_graphs_of_a_model_share_a_budget() -> None:
     meter.reset_peak()
     run(batch).backward()
     assert meter.peak_bytes() <= budget
+    assert len(told) == 3  # the first graph alone, then with room for the second, and that
     for one, other in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(one.grad, other)
 
