@@ -171,8 +171,8 @@ def fuse(of: Capture, masks: set[int]) -> Capture:
 
     Results of pointwise calls are where a kernel of another kind or the user reads them, where a kernel would read too
     many tensors, where several large tensors meet in one that is read more than once, and where they are `masks`. All
-    others are computed inside the kernels that read them: such a call has no values, and
-    its readers read what it reads.
+    others are computed inside the kernels that read them: such a call has no values, and its readers read what it
+    reads.
     """
     outputs = {one for one in [*of.forward_outputs, *of.backward_outputs] if one >= 0}
     output_values = {of.value_of_tensor[one] for one in outputs}
@@ -503,10 +503,6 @@ class Partitioner(CustomPartitionerFn):
             plan = _C.make_plan(step.problem, self.settings.planner, plan.smallest_budget_bytes, 0)
         self.schedule, self.simulated_bytes, self.time_ns = plan.schedule, plan.peak_bytes, plan.time_ns
         return emit(joint, step, plan.schedule)
-
-    def __deepcopy__(self, _: object) -> Partitioner:
-        """Inductor copies its configuration; what the partitioner found is read from the one that was put there."""
-        return self
 
     def set_aside(self, left_bytes: int) -> None:
         """Counts what came to stay on the device meanwhile, such as libraries' workspaces, as outside the step."""

@@ -52,14 +52,12 @@ def compiler_for(partitioner: Partitioner) -> Callable[..., Any]:
 
     def compile_one(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         nonlocal is_channels_last
-        if partitioner.schedule is None:
-            with inductor_config.patch(_PARTITIONED):
-                return compile_fx_inner(gm, inputs, **options)
-        if not options.get("is_backward"):
+        is_planned = partitioner.schedule is not None
+        if is_planned and not options.get("is_backward"):
             is_channels_last = GraphLowering.decide_layout_opt(gm, is_inference=False)
-        elif gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
+        elif is_planned and gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
             options["layout_opt"] = is_channels_last
-        with inductor_config.patch(_AS_PLANNED):
+        with inductor_config.patch(_AS_PLANNED if is_planned else _PARTITIONED):
             return compile_fx_inner(gm, inputs, **options)
 
     return compile_one
@@ -246,9 +244,7 @@ class Kernels:
             self.settings.on_plan(self.chosen.planned())
 
     def error(self) -> BudgetError:
-        by = self.chosen.partitioner
-        if not by.is_smallest:
-            return BudgetError('no plan was found that Inductor keeps to; try kernels="eager"', 0)
+        by = self.chosen.partitioner  # of the smallest plan: the last one that is tried
         smallest = by.resident_bytes + self.chosen.added_bytes + by.left_bytes
         return too_small(self.settings, by.step.problem, by.step.graph, smallest, by.outside_bytes)
 

@@ -584,5 +584,6 @@ def test_twenty_thousand_steps(large_plan: tuple[Path, Path], report: Report, re
           return labels.length > 0 && labels.every((one) => one.innerText.trim() === "layers.999.mlp");
         }"""
     )
+    assert set(reader.page.locator("#map .map-label .faint").all_inner_texts()) == {" layers.999.mlp"}
     reader.page.fill("#map-search", "")
     reader.shot("large")
