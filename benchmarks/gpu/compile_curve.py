@@ -10,9 +10,10 @@ A POINT is
   eager:BUDGET      headroom, kernels="eager"           inductor:BUDGET     headroom, kernels="inductor"
   costs             measures what Inductor's calls cost, if that is not known yet, and compiles nothing
 BUDGET is bytes that the step may add, such as 4GiB, a share of the simulated store-all, such as 0.5x, or least. Peaks
-are the largest allocated less what is allocated before the step; times are medians. Gradients of the first step are
-compared with those of the first point that has the same kernels, eager ones or Inductor's; with --exact all are
-compared with those of a plain step in higher precision (fp64, for gpt2 fp32), with neither dropout nor TF32.
+are the largest allocated less what is allocated before the step. Times are the median of steps, each waited for, and
+what a step takes where as many run in a row. Gradients of the first step are compared with those of the first point
+that has the same kernels, eager ones or Inductor's; with --exact all are compared with those of a plain step in higher
+precision (fp64, for gpt2 fp32), with neither dropout nor TF32.
 """
 
 from __future__ import annotations
@@ -223,6 +224,12 @@ def measure(name: str, kind_of: Kind, point: str, turns: int, expected: dict[boo
         if turn >= 3:
             times.append(elapsed)
             peak = max(peak, meter.peak_bytes() - before)
+    start = time.perf_counter()
+    for _ in range(turns):
+        model.zero_grad()
+        run().backward()
+    synchronize()
+    row_ms = 1e3 * (time.perf_counter() - start) / turns
     torch._functorch.config.activation_memory_budget = 1.0
     if told:
         note += f"  predicted {told[-1].predicted_bytes / GIB:.2f} ({told[-1].predicted_bytes / peak - 1:+.1%})"
@@ -230,7 +237,8 @@ def measure(name: str, kind_of: Kind, point: str, turns: int, expected: dict[boo
         note += f", {told[-1].plain_time_ns / 1e6:.1f} ms {slower:+.1%}"
         note += f", compiled {sum(one.compilations for one in told)} x" if kind == "inductor" else ""
     step_ms = 1e3 * statistics.median(times)
-    print(f"{name} {point:18} {peak / GIB:6.2f} GiB {step_ms:7.1f} ms  first {first_s:.0f} s{note}", flush=True)
+    times_ms = f"{step_ms:7.1f} ms, in a row {row_ms:.1f}"
+    print(f"{name} {point:18} {peak / GIB:6.2f} GiB {times_ms}  first {first_s:.0f} s{note}", flush=True)
 
 
 def main() -> None:

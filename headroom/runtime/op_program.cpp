@@ -59,15 +59,14 @@ class OpStep::Frame {
         continue;
       }
       const auto call = static_cast<size_t>(program.call_of_op[index(step.op())]);
-      if (!step_.replays_random_[call]) {
-        run(call, step);
-      } else if (!random_[call]) {
-        random_[call] = RandomState::now(program.device);
-        run(call, step);
-      } else {
-        const EarlierState earlier(program.device, random_[call], {}, {});
-        run(call, step);
+      std::optional<EarlierState> earlier;
+      if (step_.replays_random_[call]) {
+        if (step_.is_again_[next_])
+          earlier.emplace(program.device, random_[call], Tensors(), Tensors());
+        else
+          random_[call] = RandomState::now(program.device);
       }
+      run(call, step);
       if (step.is_over()) drop(step.value());
     }
   }
@@ -83,7 +82,7 @@ class OpStep::Frame {
     if (!found.defined()) {
       const int view = step_.program_->call_of_view[static_cast<size_t>(number)];
       if (view < 0) throw InternalError("tensor " + std::to_string(number) + " is read and not there");
-      call(step_.program_->calls[static_cast<size_t>(view)], false);
+      call(step_.program_->calls[static_cast<size_t>(view)], false, false);
     }
     return found;
   }
@@ -103,7 +102,7 @@ class OpStep::Frame {
     const OpCall& what = step_.program_->calls[call_number];
     for (const ValueId id : step_.program_->graph.op(step.op()).outputs) drop(id);
     try {
-      call(what, step.is_over());
+      call(what, step.is_over(), step_.is_again_[next_]);
     } catch (const c10::Error& error) {
       fail(what, error.what_without_backtrace());
     } catch (const std::exception& error) {
@@ -123,7 +122,7 @@ class OpStep::Frame {
     return std::ranges::any_of(kTexts, [&](const char* text) { return error.find(text) != std::string::npos; });
   }
 
-  void call(const OpCall& what, bool in_place) {
+  void call(const OpCall& what, bool in_place, bool again) {
     stack_.clear();
     torch::jit::Stack stack = std::move(stack_);
     for (const CallArgument& argument : what.arguments) {
@@ -132,7 +131,10 @@ class OpStep::Frame {
           stack.push_back(argument.constant);
           break;
         case CallArgument::Kind::kTensor:
-          stack.emplace_back(needed(argument.tensors[0]));
+          if (again && argument.is_updated)
+            stack.emplace_back();
+          else
+            stack.emplace_back(needed(argument.tensors[0]));
           break;
         case CallArgument::Kind::kTensors: {
           c10::List<at::Tensor> list;
@@ -209,6 +211,7 @@ OpStep::OpStep(std::shared_ptr<const OpProgram> program, Schedule schedule)
   for (size_t i = 0; i < program_->value_of_tensor.size(); ++i)
     tensors_of_[static_cast<size_t>(program_->value_of_tensor[i])].push_back(static_cast<int>(i));
   std::vector<int> runs(program_->calls.size(), 0);
+  is_again_.resize(schedule_.steps.size());
   for (size_t i = 0; i < schedule_.steps.size(); ++i) {
     const Step& step = schedule_.steps[i];
     if (!step.is_run()) continue;
@@ -217,7 +220,7 @@ OpStep::OpStep(std::shared_ptr<const OpProgram> program, Schedule schedule)
       continue;
     }
     const auto call = static_cast<size_t>(program_->call_of_op[index(step.op())]);
-    ++runs[call];
+    is_again_[i] = runs[call]++ > 0;
     if (step.is_over() && !program_->calls[call].run_in_place)
       throw InvalidInput(quote(program_->calls[call].name) + " cannot run in place");
   }

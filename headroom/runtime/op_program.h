@@ -21,6 +21,7 @@ struct CallArgument {
   Kind kind = Kind::kConstant;
   c10::IValue constant;
   std::vector<int> tensors;  ///< of the program; in kOptionalTensors -1 is none
+  bool is_updated = false;   ///< a tensor that the call's first run in a step changes, and that later ones do without
 };
 
 /// A call of an operator on a stack, as the dispatcher makes it: arguments are popped, results pushed.
@@ -83,6 +84,7 @@ class OpStep : public std::enable_shared_from_this<OpStep> {
   std::shared_ptr<const OpProgram> program_;
   Schedule schedule_;
   size_t forward_end_ = 0;
+  std::vector<bool> is_again_;                ///< by step of the schedule: its op ran before
   std::vector<bool> replays_random_;          ///< by call: draws, and runs again
   std::vector<std::vector<int>> tensors_of_;  ///< by value
 };

@@ -20,12 +20,16 @@ namespace py = pybind11;
 
 /// A tensor of the program in the arguments of a call.
 struct TensorReference {
-  int number = -1;
+  TensorReference(int its_number, bool updated) : number(its_number), is_updated(updated) {}
+  int number;
+  bool is_updated;
 };
 
 CallArgument to_argument(const py::handle& given, const c10::Argument& argument) {
-  if (py::isinstance<TensorReference>(given))
-    return {CallArgument::Kind::kTensor, {}, {given.cast<TensorReference>().number}};
+  if (py::isinstance<TensorReference>(given)) {
+    const auto reference = given.cast<TensorReference>();
+    return {CallArgument::Kind::kTensor, {}, {reference.number}, reference.is_updated};
+  }
   const bool is_sequence = py::isinstance<py::list>(given) || py::isinstance<py::tuple>(given);
   const auto is_reference = [](const py::handle& one) { return py::isinstance<TensorReference>(one); };
   if (is_sequence && std::any_of(given.begin(), given.end(), is_reference)) {
@@ -174,7 +178,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("peak_bytes", &Meter::peak_bytes)
       .def("reset_peak", &Meter::reset_peak);
 
-  py::class_<TensorReference>(module, "TensorReference").def(py::init<int>());
+  py::class_<TensorReference>(module, "TensorReference").def(py::init<int, bool>());
   py::class_<OpCall>(module, "OpCall");
   module.def("make_call", &make_call);
   module.def("make_python_call", &make_python_call);

@@ -30,22 +30,17 @@ from headroom.capture import (
 )
 from headroom.costs import CostCache, fill_costs
 from headroom.flight import Place, flights_on, unwatched
-from headroom.rewrite import call_eager_batch_norms
-
-_meters: dict[torch.device, _C.Meter] = {}
-_caches: dict[torch.device, CostCache] = {}
+from headroom.rewrite import call_eager_batch_norms, update_statistics, updated_by
 
 
+@functools.cache
 def meter_of(device: torch.device) -> _C.Meter:
-    if device not in _meters:
-        _meters[device] = _C.Meter(device)
-    return _meters[device]
+    return _C.Meter(device)
 
 
+@functools.cache
 def cache_of(device: torch.device, *, persistent: bool) -> CostCache:
-    if device not in _caches:
-        _caches[device] = CostCache(device, persistent=persistent)
-    return _caches[device]
+    return CostCache(device, persistent=persistent)
 
 
 # From here on every tensor on the CPU is counted.
@@ -244,19 +239,21 @@ class Chosen:
 
 
 def make_calls(captured: Capture) -> list[_C.OpCall]:
-    def reference(node: fx.Node) -> object:
-        if node in captured.constants:
-            return captured.constants[node]
-        if node in captured.number:
-            return _C.TensorReference(captured.number[node])
-        return node.meta["val"]
-
     calls = []
     for call in captured.calls:
         node = call.node
+        updated = updated_by(node)
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             calls.append(_python_call(captured, call))
             continue
+
+        def reference(one: fx.Node, updated: Sequence[fx.Node] = updated) -> object:
+            if one in captured.constants:
+                return captured.constants[one]
+            if one in captured.number:
+                return _C.TensorReference(captured.number[one], one in updated)
+            return one.meta["val"]
+
         schema = node.target._schema
         arguments = normalized_arguments(node, reference)
         variant = in_place_of(node.target)
@@ -300,6 +297,7 @@ def make_program(captured: Capture, calls: list[_C.OpCall], graph: _C.Graph, cal
 
 def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settings, name: str) -> Step:
     call_eager_batch_norms(joint)
+    update_statistics(joint, forward_output_count)
     captured = capture(joint, forward_output_count, name)
     device = captured.device
     fill_costs(captured, cache_of(device, persistent=settings.cache), meter_of(device))

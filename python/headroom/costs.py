@@ -61,6 +61,29 @@ class CostCache:
 _START_NS = 2000
 
 
+def arithmetic() -> str:
+    """What users choose of how kernels compute. Other kernels take other times, and other workspaces."""
+    backends = torch.backends
+    precisions = (
+        backends,
+        backends.cuda.matmul,
+        backends.cudnn.conv,
+        backends.cudnn.rnn,
+        backends.mkldnn.matmul,
+        backends.mkldnn.conv,
+    )
+    chosen = (
+        *(one.fp32_precision for one in precisions),
+        backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+        backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        backends.cudnn.enabled,
+        backends.cudnn.benchmark,
+        backends.cudnn.deterministic,
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    return " ".join(map(str, chosen))
+
+
 def kind_of(call: Call, constants: dict[fx.Node, Any]) -> str:
     """The same for calls that cost the same."""
 
@@ -204,7 +227,8 @@ def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
     """Gives every call its time and workspace. Random numbers are as they were afterwards."""
     with unset_fake_temporarily(), torch.no_grad(), forked_random(captured.device):
         calls = [call for call in captured.calls if call.values and not call.is_view]
-        keys = [kind_of(call, captured.constants) for call in calls]
+        computed = arithmetic()
+        keys = [f"{kind_of(call, captured.constants)} {computed}" for call in calls]
         for call, key in zip(calls, keys, strict=True):
             if key not in cache.costs:
                 try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 
 import torch
 from torch import fx
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
 aten = torch.ops.aten
 
@@ -46,6 +48,67 @@ def call_eager_batch_norms(joint: fx.GraphModule) -> None:
         late.meta = dict(old.meta)
         _replace_parts(graph, old, late, {0: 0, 1: 1, 2: 2})
     joint.recompile()
+
+
+# Batch norms that give their statistics anew: what plain training calls, and how many results it has.
+_UPDATING = {
+    aten._native_batch_norm_legit_functional.default: (aten.native_batch_norm.default, 3),
+    aten._batch_norm_with_update_functional.default: (aten.cudnn_batch_norm.default, 4),
+}
+_BACKWARD = (aten.native_batch_norm_backward.default, aten.batch_norm_backward.default)
+
+
+def update_statistics(joint: fx.GraphModule, forward_output_count: int) -> None:
+    """Has batch norms write running statistics where they are, as plain training does.
+
+    Tracing has them made anew, and AOTAutograd copies them back; where they are the same there is nothing to copy. Left
+    as it is where somebody else reads them, and where forward would do without the batch norm but for them.
+    """
+    graph = joint.graph
+    output = graph.output_node()
+    inputs = {node.meta.get("desc"): node for node in graph.find_nodes(op="placeholder")}
+    described = list(zip(output.args[0], output.meta.get("desc", ()), strict=False))
+    goes_to = {one: inputs.get(to.mutated_input) for one, to in described if isinstance(to, InputMutationAOTOutput)}
+    needed = _needed_by([one for one, _ in described[:forward_output_count] if one not in goes_to])
+    for node in [one for one in graph.nodes if one.target in _UPDATING and one in needed]:
+        target, kept = _UPDATING[node.target]
+        image, weight, bias, mean, variance, *training, momentum, eps = node.args
+        parts = {one.args[1]: one for one in node.users}
+        statistics = [(parts.get(kept), mean), (parts.get(kept + 1), variance)]
+        if not all(training) or not all(_is_only_written(one, given, goes_to) for one, given in statistics):
+            continue
+        for one, given in statistics:
+            one.replace_all_uses_with(given)
+            graph.erase_node(one)
+        with graph.inserting_before(node):
+            new = graph.call_function(target, (image, weight, bias, mean, variance, True, momentum, eps))
+        new.meta = {**node.meta, "val": node.meta["val"][:kept], "updates": (mean, variance)}
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+    joint.recompile()
+
+
+def _is_only_written(one: fx.Node | None, given: fx.Node, goes_to: dict[fx.Node, fx.Node | None]) -> bool:
+    """Whether what is made of an input takes its place, and nothing else comes of either; backward does not look."""
+    if one is None or goes_to.get(one) is not given or len(given.users) != 1:
+        return False
+    return all(user.op == "output" or user.target in _BACKWARD for user in one.users)
+
+
+def _needed_by(nodes: list[object]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    stack = [one for one in nodes if isinstance(one, fx.Node)]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+def updated_by(node: fx.Node) -> Sequence[fx.Node]:
+    """The arguments that a call writes to, the first time that it runs in a step, and does without afterwards."""
+    return node.meta.get("updates", ())
 
 
 def _calls_cudnn(node: fx.Node) -> bool:

@@ -282,6 +282,43 @@ def test_in_place_operations_of_the_users() -> None:
     expect_plain(model, model, "1x", torch.randn(8, 16))
 
 
+class Normalized(torch.nn.Module):
+    """Batch norms in a row, one that is used twice, and one that nothing comes of but its statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(6))
+        self.norms = torch.nn.ModuleList(torch.nn.BatchNorm2d(8) for _ in range(6))
+        self.twice, self.aside = torch.nn.BatchNorm2d(8), torch.nn.BatchNorm2d(8, affine=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = norm(layer(x)).tanh()
+        self.aside(x)
+        return self.twice(self.twice(x) + x).sum()
+
+
+def test_statistics_are_written_where_they_are_and_once() -> None:
+    torch.manual_seed(0)
+    model, inputs = Normalized(), torch.randn(4, 8, 16, 16)
+    start = copy.deepcopy(model.state_dict())
+    expected = gradients_of(model, model, inputs)
+    run = Budgeted(model)
+    run(inputs).backward()
+    place = run.place()
+    calls = place.step.captured.calls
+    updating = {call.node.name for call in calls if call.node.target is torch.ops.aten.native_batch_norm.default}
+    functional = torch.ops.aten._native_batch_norm_legit_functional.default
+    assert (len(updating), sum(call.node.target is functional for call in calls)) == (6, 3)
+    run.set_budget(f"{place.smallest_bytes() / place.store_all_bytes() + 1e-6:.9f}x")
+    model.load_state_dict(start)
+    found = gradients_of(model, run, inputs)
+    assert [name for name, one in expected.items() if not torch.equal(one, found[name])] == []
+    schedule = json.loads(place.step.chosen[place].plan.schedule.to_json(place.step.shape(Rest()).graph))
+    ran = [one["run"] for one in schedule["steps"] if "run" in one]
+    assert any(ran.count(name) > 1 for name in updating)
+
+
 def test_a_model_in_two_graphs() -> None:
     class Broken(torch.nn.Module):
         def __init__(self) -> None:

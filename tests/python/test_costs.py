@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 
 import headroom  # noqa: E402
-from headroom import costs  # noqa: E402
+from headroom import aot, costs  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -56,3 +56,21 @@ def test_what_a_library_takes_to_set_up_is_no_cost_of_the_first_call() -> None:
     batch = torch.randn(8, requires_grad=True)
     plan = headroom.plan(lambda: sets_up(batch).sum(), cache=False)
     assert 1e6 <= plan.plain_time_ns < 1e8
+
+
+def test_costs_are_those_of_the_arithmetic_that_is_chosen() -> None:
+    aot.cache_of.cache_clear()
+    layer = torch.nn.Linear(4, 4)
+    batch = torch.randn(2, 4)
+    headroom.plan(layer, batch)
+    usual = set(costs.CostCache(CPU).costs)
+    headroom.plan(layer, batch)
+    assert set(costs.CostCache(CPU).costs) == usual
+    torch.use_deterministic_algorithms(True)
+    try:
+        headroom.plan(layer, batch)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with_both = set(costs.CostCache(CPU).costs)
+    assert len(with_both) == 2 * len(usual) > 0
+    assert usual < with_both
