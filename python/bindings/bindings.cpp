@@ -20,9 +20,8 @@ namespace py = pybind11;
 
 /// A tensor of the program in the arguments of a call.
 struct TensorReference {
-  TensorReference(int its_number, bool updated) : number(its_number), is_updated(updated) {}
-  int number;
-  bool is_updated;
+  int number = -1;
+  bool is_updated = false;
 };
 
 CallArgument to_argument(const py::handle& given, const c10::Argument& argument) {
@@ -178,7 +177,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("peak_bytes", &Meter::peak_bytes)
       .def("reset_peak", &Meter::reset_peak);
 
-  py::class_<TensorReference>(module, "TensorReference").def(py::init<int, bool>());
+  py::class_<TensorReference>(module, "TensorReference").def(py::init([](int number, bool is_updated) {
+    return TensorReference{number, is_updated};
+  }));
   py::class_<OpCall>(module, "OpCall");
   module.def("make_call", &make_call);
   module.def("make_python_call", &make_python_call);

@@ -242,24 +242,23 @@ def make_calls(captured: Capture) -> list[_C.OpCall]:
     calls = []
     for call in captured.calls:
         node = call.node
-        updated = updated_by(node)
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             calls.append(_python_call(captured, call))
             continue
-
-        def reference(one: fx.Node, updated: Sequence[fx.Node] = updated) -> object:
-            if one in captured.constants:
-                return captured.constants[one]
-            if one in captured.number:
-                return _C.TensorReference(captured.number[one], one in updated)
-            return one.meta["val"]
-
         schema = node.target._schema
-        arguments = normalized_arguments(node, reference)
+        arguments = normalized_arguments(node, functools.partial(_argument, captured, updated_by(node)))
         variant = in_place_of(node.target)
         in_place = ("", "") if variant is None else (variant._schema.name, variant._schema.overload_name)
         calls.append(_C.make_call(schema.name, schema.overload_name, arguments, call.makes, call.draws, in_place))
     return calls
+
+
+def _argument(captured: Capture, updated: Sequence[fx.Node], node: fx.Node) -> object:
+    if node in captured.constants:
+        return captured.constants[node]
+    if node in captured.number:
+        return _C.TensorReference(captured.number[node], node in updated)
+    return node.meta["val"]
 
 
 def _python_call(captured: Capture, call: Call) -> _C.OpCall:
