@@ -43,6 +43,11 @@ def cache_of(device: torch.device, *, persistent: bool) -> CostCache:
     return CostCache(device, persistent=persistent)
 
 
+def cost_cache(device: torch.device, settings: Settings) -> CostCache:
+    """With cudnn.benchmark every process tries out by itself how to convolve: what others measured is no help."""
+    return cache_of(device, persistent=settings.cache and not torch.backends.cudnn.benchmark)
+
+
 # From here on every tensor on the CPU is counted.
 meter_of(torch.device("cpu"))
 
@@ -299,7 +304,7 @@ def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settin
     update_statistics(joint, forward_output_count)
     captured = capture(joint, forward_output_count, name)
     device = captured.device
-    fill_costs(captured, cache_of(device, persistent=settings.cache), meter_of(device))
+    fill_costs(captured, cost_cache(device, settings), meter_of(device))
     return Step(captured, make_calls(captured), settings)
 
 

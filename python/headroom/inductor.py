@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
 from headroom import _C
-from headroom.aot import Settings, cache_of, meter_of
+from headroom.aot import Settings, cost_cache, meter_of
 from headroom.capture import Call, Capture, Unsupported, capture, concrete, is_tensor, make_graph
 from headroom.costs import CostCache, draw_time_ns, fill_costs, move_time_ns
 
@@ -447,7 +447,7 @@ def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Setting
     outputs = [*captured.forward_outputs, *[captured.number[one] for one in writes.values()]]
     captured = replace(captured, forward_outputs=outputs)
 
-    cache = cache_of(captured.device, persistent=settings.cache)
+    cache = cost_cache(captured.device, settings)
     masks = find_masks(captured)
     fused = fuse(captured, masks)
     fill_kernel_costs(captured, fused, masks, cache, channels_last=channels_last)
