@@ -63,6 +63,16 @@ class Budgeted:
             step.settings = Settings(budget)
             step.chosen.clear()
 
+    def set_smallest_budget(self) -> None:
+        place = self.place()
+        self.set_budget(f"{place.smallest_bytes() / place.store_all_bytes() + 1e-6:.9f}x")
+
+    def ran(self) -> list[str]:
+        """Names of the operators that its plan runs, in order."""
+        place = self.place()
+        schedule = json.loads(place.step.chosen[place].plan.schedule.to_json(place.step.shape(Rest()).graph))
+        return [one["run"] for one in schedule["steps"] if "run" in one]
+
 
 def expect_same(found: Trained, expected: Trained) -> None:
     assert found.losses == expected.losses
@@ -242,13 +252,11 @@ def test_what_a_user_wants_saved_is_not_computed_again() -> None:
 
     run = Budgeted(loss)
     run(inputs).backward()
-    run.set_budget(f"{run.place().smallest_bytes() / run.place().store_all_bytes() + 1e-6:.9f}x")
+    run.set_smallest_budget()
     run(inputs).backward()
-    place = run.place()
-    products = [call.node.name for call in place.step.captured.calls if "mm" in call.node.name]
+    products = [call.node.name for call in run.place().step.captured.calls if "mm" in call.node.name]
     assert products
-    schedule = json.loads(place.step.chosen[place].plan.schedule.to_json(place.step.shape(Rest()).graph))
-    ran = [one["run"] for one in schedule["steps"] if "run" in one]
+    ran = run.ran()
     assert [name for name in products if ran.count(name) > 1] == []
     assert len(ran) > len(set(ran))
     expect_plain(model, loss, "1x", inputs)
@@ -305,18 +313,15 @@ def test_statistics_are_written_where_they_are_and_once() -> None:
     expected = gradients_of(model, model, inputs)
     run = Budgeted(model)
     run(inputs).backward()
-    place = run.place()
-    calls = place.step.captured.calls
+    calls = run.place().step.captured.calls
     updating = {call.node.name for call in calls if call.node.target is torch.ops.aten.native_batch_norm.default}
     functional = torch.ops.aten._native_batch_norm_legit_functional.default
     assert (len(updating), sum(call.node.target is functional for call in calls)) == (6, 3)
-    run.set_budget(f"{place.smallest_bytes() / place.store_all_bytes() + 1e-6:.9f}x")
+    run.set_smallest_budget()
     model.load_state_dict(start)
     found = gradients_of(model, run, inputs)
     assert [name for name, one in expected.items() if not torch.equal(one, found[name])] == []
-    schedule = json.loads(place.step.chosen[place].plan.schedule.to_json(place.step.shape(Rest()).graph))
-    ran = [one["run"] for one in schedule["steps"] if "run" in one]
-    assert any(ran.count(name) > 1 for name in updating)
+    assert any(run.ran().count(name) > 1 for name in updating)
 
 
 def test_a_model_in_two_graphs() -> None:
