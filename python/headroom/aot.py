@@ -31,6 +31,7 @@ from headroom.capture import (
 from headroom.costs import CostCache, fill_costs
 from headroom.flight import Place, flights_on, unwatched
 from headroom.rewrite import call_eager_batch_norms, update_statistics, updated_by
+from headroom.unsupported import located
 
 
 @functools.cache
@@ -254,7 +255,8 @@ def make_calls(captured: Capture) -> list[_C.OpCall]:
         arguments = normalized_arguments(node, functools.partial(_argument, captured, updated_by(node)))
         variant = in_place_of(node.target)
         in_place = ("", "") if variant is None else (variant._schema.name, variant._schema.overload_name)
-        calls.append(_C.make_call(schema.name, schema.overload_name, arguments, call.makes, call.draws, in_place))
+        with located(node):
+            calls.append(_C.make_call(schema.name, schema.overload_name, arguments, call.makes, call.draws, in_place))
     return calls
 
 

@@ -16,7 +16,8 @@ from torch import fx
 
 from headroom import _C
 from headroom.aot import BudgetError, Settings, Step, compile_graph, meter_of
-from headroom.capture import Rest, Unsupported, module_of, source_of
+from headroom.capture import Rest
+from headroom.unsupported import Unsupported, check_inputs, module_of, source_of
 
 __all__ = ["MemoryPlan", "compile", "max_batch", "plan"]
 
@@ -28,6 +29,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[
     if unknown:
         raise ValueError(f"no option {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     _refuse_silent_fallback()
+    check_inputs(example_inputs)
     settings = Settings(**(options or {}))
     if settings.kernels == "inductor":
         from headroom.kernels import Kernels
