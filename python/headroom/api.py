@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.exc import BackendCompilerFailed
 
 from headroom import _C
 from headroom.aot import BudgetError, Settings, Step, compile_graph, meter_of
@@ -69,7 +70,12 @@ def compile(model: Callable[..., Any], budget: int | str | None = None, **option
     def check(run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            result = run(*args, **kwargs)
+            try:
+                result = run(*args, **kwargs)
+            except BackendCompilerFailed as error:
+                if isinstance(error.inner_exception, Unsupported):
+                    raise error.inner_exception from None
+                raise
             leaves = torch.utils._pytree.tree_leaves(result)
             if not is_captured and any(isinstance(one, torch.Tensor) and one.requires_grad for one in leaves):
                 raise Unsupported(

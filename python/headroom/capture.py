@@ -340,8 +340,14 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
             if value in maker:
                 yield maker[value]
 
+    tangents = {of.value_of_tensor[one] for one in of.backward_inputs if one >= 0}
+    late: set[int] = set()
+    for position, call in enumerate(of.calls):
+        values = {of.value_of_tensor[one] for one in call.reads}
+        if values & tangents or any(one in late for one in inputs(position)):
+            late.add(position)
     forward: set[int] = set()
-    stack = forward_effects(of.calls) + [
+    stack = forward_effects(of.calls, late) + [
         maker[of.value_of_tensor[one]] for one in of.forward_outputs if one >= 0 and of.value_of_tensor[one] in maker
     ]
     while stack:
@@ -349,12 +355,6 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
         if position not in forward:
             forward.add(position)
             stack.extend(inputs(position))
-    tangents = {of.value_of_tensor[one] for one in of.backward_inputs if one >= 0}
-    late: set[int] = set()
-    for position, call in enumerate(of.calls):
-        values = {of.value_of_tensor[one] for one in call.reads}
-        if values & tangents or any(one in late for one in inputs(position)):
-            late.add(position)
     wanted = {
         maker[of.value_of_tensor[one]] for one in of.backward_outputs if one >= 0 and of.value_of_tensor[one] in maker
     }
@@ -453,7 +453,7 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
     left = len(of.values) + len(handed_on)
     workspace = max(0, rest.peak_bytes - rest.left_bytes - sum(of.values[one].bytes for one in tangents))
     # What has an effect in forward runs before the rest of the step, whatever reads its result.
-    effects = [of.calls[position].values[0] for position in forward_effects(of.calls)]
+    effects = [of.calls[position].values[0] for position in forward if of.calls[position].has_effect]
     ops.append(("the rest of the step", True, [*kept_outputs, *effects], [*tangents, left], 0, workspace, False, []))
     call_of_op.append(-1)
     for position in backward:

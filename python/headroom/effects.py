@@ -24,7 +24,19 @@ def is_token(node: fx.Node) -> bool:
     return any(str(user.target) == "with_effects" and user.args[0] is node for user in node.users)
 
 
-def forward_effects(calls: Sequence[Call]) -> list[int]:
-    """Positions of the calls with effects that plain training runs in forward."""
-    tags = [call.node.meta.get("partitioner_tag") for call in calls]
-    return [place for place, call in enumerate(calls) if call.has_effect and tags[place] != "is_backward"]
+def forward_effects(calls: Sequence[Call], late: set[int]) -> list[int]:
+    """Positions of the calls with effects up to the first that is part of backward, as those are that are late."""
+    positions = []
+    for position, call in enumerate(calls):
+        if call.has_effect:
+            if position in late or _is_in_backward(call.node):
+                break
+            positions.append(position)
+    return positions
+
+
+def _is_in_backward(node: fx.Node) -> bool:
+    """Whether AOTAutograd says so, or it takes the first token of backward."""
+    token = node.args[0] if node.args else None
+    takes_first_token = isinstance(token, fx.Node) and token.op == "placeholder" and token.name.startswith("tangents")
+    return node.meta.get("partitioner_tag") == "is_backward" or takes_first_token

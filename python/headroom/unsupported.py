@@ -26,7 +26,7 @@ def module_of(node: fx.Node) -> str:
     paths = [path for path, _ in stack.values()]
     if not paths:
         return ""
-    names = re.sub(r"L\['self'\]\.?|(?:_modules|L|G)\['(\w+)'\]", r"\1", paths[-1])
+    names = re.sub(r"L\['(?:self|fn)'\]\.?|(?:_modules|L|G)\['(\w+)'\]", r"\1", paths[-1])
     return names.strip(".")
 
 
