@@ -178,7 +178,8 @@ def overwritten(call: Call, of: Capture) -> list[int]:
         return []
     given, made = first.meta["val"], call.node.meta["val"]
     same = (given.shape, given.stride(), given.dtype) == (made.shape, made.stride(), made.dtype)
-    return [value] if same else []
+    # Kernels on complex numbers may round differently in place.
+    return [value] if same and not made.is_complex() else []
 
 
 def needs_a_tensor(node: fx.Node) -> list[fx.Node]:
