@@ -38,6 +38,9 @@ _FUNCTIONAL_HIGHER_ORDER = {
 # Symbolic numbers, and what they are in one call.
 _SYMBOLS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
+# In a node's meta: it runs in forward, whether or not forward's outputs need it.
+IN_FORWARD = "headroom_in_forward"
+
 # Operators that may write their result over their first argument, though they have no variant named for it.
 _WRITE_GRAD_INPUT = {
     aten.elu_backward,
@@ -351,6 +354,7 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
     stack = forward_effects(of.calls, late) + [
         maker[of.value_of_tensor[one]] for one in of.forward_outputs if one >= 0 and of.value_of_tensor[one] in maker
     ]
+    stack += [position for position, call in enumerate(of.calls) if call.node.meta.get(IN_FORWARD)]
     while stack:
         position = stack.pop()
         if position not in forward:

@@ -36,11 +36,17 @@ def source_of(node: fx.Node) -> str:
     return f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
 
 
+def place_of(node: fx.Node) -> str:
+    """The module and the line that a call comes from, for errors; empty: neither is known."""
+    module, source = module_of(node), source_of(node)
+    return ", ".join([*([f"module {module}"] if module else []), *([source] if source else [])])
+
+
 def location_of(node: fx.Node) -> str:
     """The operator of a call, or the name of an input, with its module and its line where they are known."""
     what = node.target if node.op == "call_function" else f"the input {node.name}"
-    module, source = module_of(node), source_of(node)
-    return f"{what}{f' in module {module}' if module else ''}{f' at {source}' if source else ''}"
+    place = place_of(node)
+    return f"{what} ({place})" if place else str(what)
 
 
 @contextlib.contextmanager
