@@ -62,7 +62,13 @@ CHANGED_BY_TRACING = {
 }
 
 # Operators whose results differ between two calls on equal inputs, by the reason.
-NOT_REPEATABLE = {"pinverse": "near a singular matrix rounding by the alignment of memory decides the result"}
+_SINGULAR = "the samples are near singular, where rounding decides the result"
+NOT_REPEATABLE = {
+    "linalg.lstsq.grad_oriented": "LAPACK rounds differently from call to call",
+    "linalg.pinv": _SINGULAR,
+    "linalg.pinv.singular": _SINGULAR,
+    "pinverse": _SINGULAR,
+}
 
 # Operators that are refused, by a part of the message.
 EXPECTED_UNSUPPORTED: dict[str, str] = {}
