@@ -107,7 +107,7 @@ def _input_updates(joint: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.Node]]:
     if "desc" not in output.meta:
         with located(next(node for node in joint.graph.nodes if node.op not in ("placeholder", "get_attr"))):
             raise Unsupported(
-                f"a region compiled on its own (the higher-order operator invoke_subgraph) is not supported; {LEAVE_OUT}"
+                f"a region compiled on its own, by the higher-order operator invoke_subgraph, is refused; {LEAVE_OUT}"
             )
     for value, description in zip(output.args[0], output.meta["desc"], strict=True):
         if isinstance(description, InputMutationAOTOutput):
