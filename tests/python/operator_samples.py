@@ -21,7 +21,7 @@ import time
 import traceback
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -320,14 +320,14 @@ def left_bytes(sample: Sample, run: Budgeted) -> int:
     return meter.current_bytes() - before
 
 
-def check_inductor(sample: Sample, device: str) -> Outcome:
+def check_inductor(sample: Sample, device: str, budgets: Sequence[str] = ("1x", "smallest")) -> Outcome:
     """Compares headroom's Inductor kernels with plain PyTorch, at the budget 1x and at the smallest one."""
     expected = expected_of(sample)
     if isinstance(expected, Outcome):
         return expected
     texts = []
     with fixed_costs(), torch._inductor.config.patch(fallback_random=True):
-        for budget in ("1x", "smallest"):
+        for budget in budgets:
             torch._dynamo.reset()
             ran = run_inductor(sample, budget)
             texts += [f"at {budget}, {text}" for text in far_differences(ran, expected)]
