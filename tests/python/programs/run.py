@@ -1,0 +1,184 @@
+"""Runs a program plainly and in several budgets, and compares."""
+
+from __future__ import annotations
+
+import linecache
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from fixed_costs import fixed_costs
+
+import headroom
+from programs import prelude
+from programs.budgets import Budgeted
+from programs.compare import Failure, Rules, difference
+from programs.program import Program
+
+# A program in which plain PyTorch raises one of these is meant to.
+EXPECTED_ERRORS = ("Boom", prelude.IN_PLACE)
+# Steps at the start of a run in which the peak may exceed the budget: what happens around graphs is being learned.
+LEARNING_STEPS = 2
+
+
+@dataclass
+class Options:
+    """Where and how to run."""
+
+    device: str = "cpu"
+    kernels: str = "eager"
+
+
+@dataclass
+class Result:
+    """What came of a program."""
+
+    status: str  # "passed", "failed" or "invalid": plain PyTorch refuses it
+    failures: list[Failure] = field(default_factory=list)
+    is_traced_arithmetic: bool = False  # its bits are those of aot_eager, and close to the plain ones
+
+
+def load(program: Program, device: str) -> Callable[[prelude.Compile, prelude.Log], None]:
+    """Returns the function `program` of its source."""
+    prelude.DEVICE = device
+    source = program.source()
+    name = f"<program {program.seed}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    namespace = dict(vars(prelude))
+    exec(compile(source, name, "exec"), namespace)
+    return namespace["program"]
+
+
+class Runner:
+    """Runs one program."""
+
+    def __init__(self, program: Program, options: Options) -> None:
+        self.program = program
+        self.options = options
+        self.function = load(program, options.device)
+        self.is_traced_arithmetic = False
+
+    def run(self, compiler: Any) -> tuple[prelude.Log, int]:
+        log = prelude.Log()
+        prelude.armed.update(forward=False, backward=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            left_bytes = prelude.bytes_left_by(self.function, compiler, log)
+        return log, left_bytes
+
+    def result(self) -> Result:
+        torch._dynamo.reset()
+        try:
+            plain, plain_left = self.run(lambda function: function)
+        except Exception as error:
+            return Result("invalid", [Failure("invalid", f"{type(error).__name__}: {error}")])
+        unexpected = [message for kind, message in plain.errors.values() if kind not in EXPECTED_ERRORS]
+        if unexpected:
+            return Result("invalid", [Failure("invalid", unexpected[0])])
+        if plain_left:
+            return Result("invalid", [Failure("invalid", f"plain PyTorch leaves {plain_left} bytes")])
+        check = self.check_eager if self.options.kernels == "eager" else self.check_inductor
+        with fixed_costs():
+            failures = check(plain)
+        return Result("failed" if failures else "passed", failures, self.is_traced_arithmetic)
+
+    def check_eager(self, plain: prelude.Log) -> list[Failure]:
+        budgeted = Budgeted(self.options.device)
+        failures: list[Failure] = []
+        with torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True):
+            store_all = self.check_budget(budgeted, plain, "1x", None, failures)
+            if store_all is None:
+                return failures
+            smallest = budgeted.smallest_share()
+            is_irregular = "irregular" in self.program.traits
+            for share in sorted({smallest + 1e-6, (1 + smallest) / 2}):
+                budget = f"{share:.9f}x"
+                budgeted.set_budget(budget)
+                may_be_too_small = is_irregular or share < smallest + 1e-3
+                self.check_budget(budgeted, plain, budget, store_all, failures, may_be_too_small=may_be_too_small)
+            self.check_bytes(budgeted, plain, store_all, failures)
+        return failures
+
+    def check_bytes(
+        self, budgeted: Budgeted, plain: prelude.Log, store_all: prelude.Log, failures: list[Failure]
+    ) -> None:
+        """Runs the program in a number of bytes: nothing on the device may exceed it, whatever is around graphs."""
+        if "threads" in self.program.traits or store_all.errors or len(store_all.peaks) <= LEARNING_STEPS:
+            return
+        added = max(store_all.added[LEARNING_STEPS:])
+        budget = max(store_all.peaks[LEARNING_STEPS:]) - store_all.start_bytes
+        budget = headroom.current_bytes(self.options.device) + budget - added // 5
+        budgeted.set_budget(budget)
+        log, _ = self.run(budgeted)
+        if log.errors:
+            return  # A later graph has no room: that is BudgetError, which the shares have looked at.
+        budget_name = f"{budget} bytes"
+        failure = self.difference(plain, log, may_refuse=True)
+        if failure is not None:
+            failures.append(replace(failure, budget=budget_name))
+        peak = max(log.peaks[LEARNING_STEPS:])
+        if peak > budget and failure is None:
+            failures.append(Failure("peak", f"{peak} bytes in a step after the second", budget_name))
+
+    def check_budget(
+        self,
+        compiler: Any,
+        plain: prelude.Log,
+        budget: str,
+        store_all: prelude.Log | None,
+        failures: list[Failure],
+        *,
+        may_be_too_small: bool = False,
+    ) -> prelude.Log | None:
+        """Runs the program in a budget and appends what is wrong; returns its log if that is as in plain PyTorch."""
+        try:
+            log, left_bytes = self.run(compiler)
+        except Exception as error:
+            failures.append(Failure("error", f"{type(error).__name__}: {error}"[:2000], budget))
+            return None
+        failure = self.difference(plain, log, may_refuse=budget != "1x")
+        if failure is not None:
+            # Until all is learned that happens around graphs, the smallest budgets may be too small.
+            if not (failure.is_refusal and may_be_too_small):
+                failures.append(replace(failure, budget=budget))
+            return None
+        # In the run that compiles, what the compiled graphs keep is not told apart from what they leak.
+        if left_bytes > 0 and store_all is not None:
+            failures.append(Failure("leak", f"{left_bytes} bytes are left", budget))
+        if store_all is not None and "irregular" not in self.program.traits and len(log.added) > LEARNING_STEPS:
+            limit = float(budget[:-1]) * max(store_all.added[LEARNING_STEPS:])
+            peak = max(log.added[LEARNING_STEPS:])
+            if peak > limit:
+                failures.append(Failure("peak", f"{peak} bytes added, {limit:.0f} allowed", budget))
+        return log
+
+    def difference(self, plain: prelude.Log, log: prelude.Log, *, may_refuse: bool) -> Failure | None:
+        traits = self.program.traits
+        rules = Rules(
+            self.options.kernels == "eager", may_refuse and "user change" in traits, "unused output" in traits
+        )
+        failure = difference(plain, log, rules)
+        if failure is None or not (failure.kind == "rounding" or "gradients of aliases" in traits):
+            return failure
+        traced, _ = self.run(lambda function: torch.compile(function, backend="aot_eager", dynamic=False))
+        if difference(traced, log, rules) is not None:
+            return failure
+        self.is_traced_arithmetic = True
+        return None
+
+    def check_inductor(self, plain: prelude.Log) -> list[Failure]:
+        failures: list[Failure] = []
+        for budget in ("1x", "0.6x"):
+            torch._dynamo.reset()
+
+            def compiler(function: Callable[..., Any], budget: str = budget) -> Callable[..., Any]:
+                return headroom.compile(function, budget, kernels="inductor")
+
+            self.check_budget(compiler, plain, budget, None, failures)
+        return failures
+
+
+def run_program(program: Program, options: Options) -> Result:
+    return Runner(program, options).result()
