@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+
 from headroom import aot, costs
 
 # Time of the sample kernels by which the costs of Inductor's kernels are scaled.
@@ -29,11 +30,11 @@ def fixed_costs() -> Iterator[None]:
         return costs._estimate(call)[0], workspace_bytes
 
     @functools.cache
-    def fresh_cache(device: torch.device, *, persistent: bool) -> costs.CostCache:  # noqa: ARG001
+    def fresh_cache(device: torch.device, *, persistent: bool) -> costs.CostCache:
         return costs.CostCache(device, persistent=False)
 
     with (
-        mock.patch.object(costs, "_time_ns", lambda *_: _SAMPLE_NS),
+        mock.patch.object(costs, "_time_ns", return_value=_SAMPLE_NS),
         mock.patch.object(costs, "_measure", estimate),
         mock.patch.object(aot, "cache_of", fresh_cache),
     ):

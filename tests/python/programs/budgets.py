@@ -35,6 +35,10 @@ class Budgeted:
         shares = [place.smallest_bytes() / max(place.store_all_bytes(), 1) for place in places]
         return max(shares, default=1.0)
 
+    def store_all_bytes(self) -> int:
+        """Returns what a step that stores everything is predicted to add; shares are of that."""
+        return max([place.store_all_bytes() for place in self.roots()], default=0)
+
     def set_budget(self, budget: int | str) -> None:
         """Changes the budget, and forgets what earlier runs have learned."""
         self.settings = Settings(budget)

@@ -29,6 +29,13 @@ class Failure:
     budget: str = ""
     is_refusal: bool = False  # the budget cannot be kept
 
+    def is_like(self, other: Failure) -> bool:
+        """Returns whether it is of the same kind with the same kind of budget."""
+        return (self.kind, self.kind_of_budget()) == (other.kind, other.kind_of_budget())
+
+    def kind_of_budget(self) -> str:
+        return self.budget if self.budget == "1x" else self.budget[-1:]
+
     def __str__(self) -> str:
         return f"{self.kind} ({self.budget}): {self.detail}"
 

@@ -86,21 +86,20 @@ class StepWriter:
         self.setup.append(Statement(f"optimizer = {optimizer.format(parameters='trained')}"))
         self.setup.append(Statement("kept = []"))
 
-    def input_for(self, net: Net) -> tuple[str, Call | None]:
+    def input_for_call(self) -> tuple[str, Call | None]:
         """Returns an expression of 32 x 16, and the call whose output it reads."""
-        choice = self.rng.random()
-        if self.calls and choice < 0.3:
+        if self.calls and self.chance(0.3):
             call = self.rng.choice(self.calls)
             return call.outputs[0], call
         text = self.rng.choice(self.inputs)
-        if choice < 0.45:
+        if self.chance(0.2):
             self.traits.add("irregular")
             text = self.rng.choice(("{x} * 1.5", "{x}.tanh()", "{x}.clone()", "({x} @ {x}.t()).softmax(-1) @ {x}"))
             text = text.format(x=self.rng.choice(self.inputs))
         return text, None
 
     def forward(self, net: int) -> None:
-        text, reads = self.input_for(self.nets[net])
+        text, reads = self.input_for_call()
         name = "abcdef"[len(self.calls)]
         outputs = [name, *[f"{name}{i}" for i in range(1, self.nets[net].output_count)]]
         if "mutates input" in self.traits:

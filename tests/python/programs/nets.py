@@ -17,7 +17,7 @@ ACTIVATIONS = (
     "{h} - {h}.max(dim=1, keepdim=True).values",
     "{h} * {h}.amax(0)",
     "nn.functional.silu({h})",
-    "{h}.abs().sqrt().clamp(max=2)",
+    "({h}.abs() + 0.1).sqrt().clamp(max=2)",
 )
 VIEWS = (
     "{h}.reshape(16, 32).t()",

@@ -59,6 +59,7 @@ class Log:
         self.added: list[int] = []  # beyond the bytes before the step
         self.meter = headroom.Meter(torch.device(DEVICE))
         self.start_bytes = self.meter.current_bytes()
+        self.warned_steps: set[int] = set()  # in which headroom warned that a graph has no room
         self.step = -1
 
     def begin_step(self) -> None:

@@ -6,8 +6,10 @@ import copy
 import inspect
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from programs import prelude
+from programs.compare import Failure
 from programs.program import Net, Program, Statement
 from programs.run import Options, run_program
 
@@ -36,15 +38,12 @@ def smaller_outputs(net: Net) -> Iterator[str]:
             yield ", ".join([name, *outputs[1:]])
 
 
-def changes(program: Program) -> Iterator[Callable[[Program], None]]:
-    """Returns functions that each make a copy of the program a little smaller."""
+Change = Callable[[Program], None]
+
+
+def simplifications(program: Program) -> Iterator[Change]:
+    """Returns functions that each replace a statement by a simpler one, or a block by what is in it."""
     for number, statements in enumerate(blocks(program)):
-        size = len(statements)
-        step = max(size // 2, 1)
-        while step >= 1:
-            for start in range(0, size, step):
-                yield lambda other, n=number, a=start, b=start + step: _delete(other, n, a, b)
-            step = step // 2 if step > 1 else 0
         for position, statement in enumerate(statements):
             for text in statement.simpler:
                 yield lambda other, n=number, p=position, t=text: _replace(other, n, p, [Statement(t)])
@@ -59,6 +58,16 @@ def changes(program: Program) -> Iterator[Callable[[Program], None]]:
         yield lambda other, s=steps: setattr(other, "steps", s)
 
 
+def deletions(program: Program) -> Iterator[Change]:
+    """Returns functions that each delete statements in a row, the last ones first, since they use earlier ones."""
+    for number, statements in enumerate(blocks(program)):
+        count = len(statements)
+        while count >= 1:
+            for start in range(len(statements) - count, -1, -count):
+                yield lambda other, n=number, a=start, b=start + count: _delete(other, n, a, b)
+            count //= 2
+
+
 def _delete(program: Program, number: int, start: int, end: int) -> None:
     del list(blocks(program))[number][start:end]
 
@@ -67,28 +76,45 @@ def _replace(program: Program, number: int, position: int, statements: list[Stat
     list(blocks(program))[number][position : position + 1] = copy.deepcopy(statements)
 
 
-def shrink(program: Program, options: Options, kind: str, *, seconds: float = 60) -> Program:
-    """Returns a smaller program with a failure of the same kind, found within a time."""
-    deadline = time.monotonic() + seconds
-    is_changed = True
-    while is_changed:
+class Shrinker:
+    """Tries changes one after another for a limited time, and keeps those with which the program fails as before."""
+
+    def __init__(self, program: Program, options: Options, failure: Failure, seconds: float) -> None:
+        self.program = program
+        budget = failure.kind_of_budget()
+        self.options = replace(options, has_shares=budget == "x", has_bytes=budget == "s")
+        self.failure = failure
+        self.deadline = time.process_time() + seconds
+        self.tried = {program.source()}
+
+    def fails_as_before(self, candidate: Program) -> bool:
+        result = run_program(candidate, self.options)
+        return any(failure.is_like(self.failure) for failure in result.failures)
+
+    def apply(self, kind: Callable[[Program], Iterator[Change]]) -> bool:
+        """Returns whether a change of this kind was kept."""
         is_changed = False
-        for change in list(changes(program)):
-            if time.monotonic() > deadline:
-                return program
-            candidate = copy.deepcopy(program)
-            try:
-                change(candidate)
-                source = candidate.source()
-            except IndexError:
-                continue
-            if source == program.source():
-                continue
-            result = run_program(candidate, options)
-            if result.status == "failed" and result.failures[0].kind == kind:
-                program, is_changed = candidate, True
-                break
-    return program
+        position = 0
+        while position < len(changes := list(kind(self.program))) and time.process_time() < self.deadline:
+            candidate = copy.deepcopy(self.program)
+            changes[position](candidate)
+            source = candidate.source()
+            if source not in self.tried and self.fails_as_before(candidate):
+                self.program, is_changed = candidate, True
+            else:
+                position += 1
+            self.tried.add(source)
+        return is_changed
+
+    def run(self) -> Program:
+        while self.apply(deletions) | self.apply(simplifications):
+            pass
+        return self.program
+
+
+def shrink(program: Program, options: Options, failure: Failure, seconds: float) -> Program:
+    """Returns a smaller program with a failure of the same kind, found within a time."""
+    return Shrinker(program, options, failure, seconds).run()
 
 
 FOOTER = """

@@ -34,19 +34,20 @@ def examine(seed: int, arguments: argparse.Namespace) -> Report:
     result = run_program(program, options)
     if result.status != "failed":
         return Report(seed, result.status, is_traced_arithmetic=result.is_traced_arithmetic)
-    kind, text = result.failures[0].kind, "\n".join(map(str, result.failures))
+    failure = result.failures[0]
+    text = "\n".join(map(str, result.failures))
     if arguments.shrink_seconds > 0:
-        program = shrink(program, options, kind, seconds=arguments.shrink_seconds)
-        result = run_program(program, options)
-    failure = result.failures[0] if result.failures else None
-    if failure is not None:
-        text += f"\nsmallest: {failure}\n{program.source()}"
-        if arguments.scripts is not None:
-            arguments.scripts.mkdir(parents=True, exist_ok=True)
-            path = arguments.scripts / f"{kind.replace(' ', '_')}_{seed}.py"
-            path.write_text(f"# seed {seed}: {failure}\n{script_of(program, options, failure.budget)}")
-            text += f"script: {path}"
-    return Report(seed, "failed", kind, text)
+        program = shrink(program, options, failure, arguments.shrink_seconds)
+        alike = [other for other in run_program(program, options).failures if other.is_like(failure)]
+        failure = alike[0] if alike else failure
+    text += f"\nsmallest: {failure}\n{program.source()}"
+    if arguments.scripts is not None:
+        arguments.scripts.mkdir(parents=True, exist_ok=True)
+        path = arguments.scripts / f"{failure.kind.replace(' ', '_')}_{seed}.py"
+        head = "\n".join(f"# {line}" for line in f"seed {seed}: {failure}".splitlines())
+        path.write_text(f"{head}\n{script_of(program, options, failure.budget)}")
+        text += f"script: {path}"
+    return Report(seed, "failed", failure.kind, text)
 
 
 def work(connection: Connection, arguments: argparse.Namespace) -> None:
@@ -88,7 +89,7 @@ class Worker:
             self.start()
         self.examined += 1
         self.seed = seed
-        self.deadline = time.monotonic() + self.arguments.timeout + self.arguments.shrink_seconds
+        self.deadline = time.monotonic() + self.arguments.timeout + 10 * self.arguments.shrink_seconds
         self.connection.send(seed)
 
     def take(self) -> Report | None:
