@@ -38,7 +38,9 @@ def main(arguments: list[str]) -> int:
             counts[report.kind, "kind"] += 1
             print(f"--- seed {report.seed}: {report.kind}\n{report.text}", flush=True)
     kinds = ", ".join(f"{count} {key[0]}" for key, count in sorted(counts.items(), key=str) if isinstance(key, tuple))
-    print(f"{counts['invalid']} refused by plain PyTorch, {counts['traced']} with the rounding of aot_eager; {kinds}")
+    print(
+        f"{counts['invalid']} refused by plain PyTorch, {counts['traced']} with the rounding of traced arithmetic; {kinds}"
+    )
     print(f"{counts['passed']} passed, {counts['failed']} failed")
     return 1 if counts["failed"] or not counts["passed"] else 0
 

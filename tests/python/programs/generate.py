@@ -14,7 +14,7 @@ OPTIMIZERS = (
 )
 LOSSES = (
     "{y}.square().mean()",
-    "{y}.sum()",
+    "({y} * 2).sum()",
     "({y} * 0.5).exp().mean()",
     "({y} * {y}.detach()).sum()",
     "nn.functional.softplus({y}).sum()",
@@ -106,13 +106,19 @@ class StepWriter:
             self.say(f"{name}_in = ({text}).clone()")
             self.late.append(Statement(f'log("{name}_in at the end", {name}_in)'))
             text, self.traits = f"{name}_in", self.traits | {"irregular"}
-        call = Statement(f"{', '.join(outputs)} = run{net}({text})")
+        call = Statement(f"{', '.join(outputs)} = run{net}({text}{self.second_input(net, text)})")
         wrapped = self.wrap(call)
         self.step += wrapped
         for output in outputs:
             self.step.append(Statement(f'log("{output}", {output})'))
             self.late.append(Statement(f'log("{output} at the end", {output})'))
         self.calls.append(Call(net, outputs, reads))
+
+    def second_input(self, net: int, text: str) -> str:
+        """Returns a second argument: the same tensor once more, or another."""
+        if not self.nets[net].has_second_input:
+            return ""
+        return f", {text if self.chance(0.4) else self.rng.choice(self.inputs)}"
 
     def wrap(self, call: Statement) -> list[Statement]:
         if "autocast" in self.traits:
@@ -127,18 +133,29 @@ class StepWriter:
         self.traits.add("irregular")
         net = self.rng.randrange(len(self.nets))
         source = f"{self.rng.choice(self.inputs)}.clone()"
+        source += self.second_input(net, source)
         call = Statement(f"run{net}({source})")
-        choice = self.rng.randrange(4)
+        choice = self.rng.randrange(5)
         if choice == 0:
-            self.step.append(Statement("with torch.no_grad():", [Statement(f'log("idle", run{net}({source}))')]))
+            self.step.append(
+                Statement("with torch.no_grad():", [Statement(f'log("idle", tree_leaves(run{net}({source})))')])
+            )
         elif choice == 1:
             self.step.append(call)
         elif choice == 2:
             self.step.append(Statement(f"kept.append(run{net}({source}))"))
             self.late.append(Statement("if step == 2:", [Statement("kept.clear()")]))
+        elif choice == 3:
+            # The optimizer changes weights in between, so that plain PyTorch refuses most such backwards.
+            self.traits.add("user change")
+            later = [Statement("tree_leaves(kept.pop())[0].float().sum().backward()")]
+            self.step.append(Statement("if kept:", later))
+            self.step.append(Statement(f"kept.append(run{net}({source}))"))
         else:
             self.say(f"net{net}.eval()")
-            self.step.append(Statement("with torch.no_grad():", [Statement(f'log("idle", run{net}({source}))')]))
+            self.step.append(
+                Statement("with torch.no_grad():", [Statement(f'log("idle", tree_leaves(run{net}({source})))')])
+            )
             self.say(f"net{net}.train()")
 
     def change(self) -> None:
@@ -151,17 +168,19 @@ class StepWriter:
         body = [Statement(self.rng.choice(targets))]
         self.step.append(Statement("with torch.no_grad():", body))
 
-    def watch_outputs(self) -> None:
-        """Notes that gradients of outputs are seen."""
-        self.traits.add("irregular")
-        if any(net.output_count > 1 for net in self.nets):
-            self.traits.add("gradients of aliases")
+    def lone_outputs(self) -> list[str]:
+        """Returns outputs that are the only ones of their forward.
+
+        Of several outputs that are views of each other, plain PyTorch adds the gradients of the views to that of their
+        base; AOTAutograd makes each a result of its own.
+        """
+        return [call.outputs[0] for call in self.calls if len(call.outputs) == 1]
 
     def keep_gradients(self) -> None:
         """Keeps gradients by hooks; they are logged once all backwards are done."""
-        self.watch_outputs()
-        output = self.rng.choice(self.calls).outputs[0]
-        choice = self.rng.randrange(4)
+        self.traits.add("irregular")
+        output = self.rng.choice([*self.lone_outputs(), ""])
+        choice = self.rng.randrange(4) if output and self.nets[0].output_count == 1 else 2
         if choice == 0:
             self.say("gradients = []")
             self.say(f"{output}.register_hook(gradients.append)")
@@ -192,7 +211,12 @@ class StepWriter:
         for output in outputs:
             text = output
             if output == call.outputs[0] and self.chance(0.25):
+                self.traits.add("sums in another order")
                 text = f"({self.rng.choice(self.inputs)} + {output})"
+            if self.chance(0.03):
+                self.traits.add("expanded gradient")
+                terms.append(f"{output}.sum()")
+                continue
             terms.append(self.rng.choice(LOSSES).format(y=f"{text}.float()" if "autocast" in self.traits else text))
         return " + ".join(terms)
 
@@ -209,15 +233,20 @@ class StepWriter:
             return
         last = self.calls[-1].outputs
         if len(self.calls) == 1 and len(last) == 1 and self.chance(0.25):
-            self.say(f"v = {self.rng.choice(('torch.ones_like', 'torch.randn_like'))}({last[0]})")
+            vector = self.rng.choice(
+                ("torch.ones_like({y})", "torch.randn_like({y})", "torch.ones_like({y}[0]).expand({y}.shape)")
+            )
+            if "expand" in vector:
+                self.traits.add("expanded gradient")
+            self.say(f"v = {vector.format(y=last[0])}")
             self.say(f"{last[0]}.backward(v)")
             self.late.append(Statement('log("v", v)'))
             return
         self.say(f"loss = {' + '.join(self.term(call) for call in self.calls)}")
         self.say('log("loss", loss)')
-        if self.chance(0.15):
-            self.watch_outputs()
-            wanted = f"[{last[0]}, *[p for p in trained if p.requires_grad]]"
+        if self.lone_outputs() and self.chance(0.15):
+            self.traits.add("irregular")
+            wanted = f"[{self.lone_outputs()[-1]}, *[p for p in trained if p.requires_grad]]"
             self.say(f"gradients_by = torch.autograd.grad(loss, {wanted}, allow_unused=True)")
             self.late.append(Statement('log("by grad", gradients_by)'))
             body = [Statement("p.grad = gradient")]
@@ -259,7 +288,9 @@ class StepWriter:
             self.disarm(raises)
         self.say("log.end_step()")
         if len(self.calls) > 1:
-            self.traits.add("irregular")
+            self.traits |= {"irregular", "sums in another order"}
+        if any(len(call.outputs) > 1 for call in self.calls):
+            self.traits.add("sums in another order")
         self.step += self.late
         for position in range(len(self.nets)):
             self.step.append(Statement(f'log("net{position} gradients", gradients_of(net{position}))'))
@@ -295,7 +326,7 @@ def write_threads(rng: random.Random, seed: int) -> Program:
     for position in range(2):
         step.append(Statement(f'log("net{position}", [*gradients_of(net{position}), *state_of(net{position})])'))
         step.append(Statement(f'log("x{position}.grad", x{position}.grad)'))
-    traits = frozenset({"threads", "irregular", "unused output"})
+    traits = frozenset({"threads", "irregular", "unused output", "sums in another order"})
     return Program(seed, nets, setup, step, [], steps=2, traits=traits)
 
 
@@ -313,7 +344,9 @@ def generate(seed: int) -> Program:
     is_random = rng.random() < 0.5
     for position in range(rng.choice((1, 1, 1, 2))):
         is_fragile = "fragile" in traits and position == 0
-        net, net_traits = write_net(rng, f"Net{position}", is_random=is_random, is_fragile=is_fragile)
+        net, net_traits = write_net(
+            rng, f"Net{position}", is_random=is_random, is_fragile=is_fragile, second_input=0.12
+        )
         nets.append(net)
         traits |= net_traits
     if any(net.output_count > 1 for net in nets) and rng.random() < 0.2:

@@ -165,6 +165,7 @@ class NetWriter:
         self.make(f"nn.functional.dropout({self.h}, {rate}, self.training)")
 
     def graph_break(self) -> None:
+        self.traits.add("sums in another order")
         self.say("torch._dynamo.graph_break()")
 
     def ema(self) -> None:
@@ -205,7 +206,13 @@ class NetWriter:
         self.traits.add("mutates input")
         self.say(self.rng.choice(("x.mul_(0.5)", "x.add_(1.0)", "x[:, :4].zero_()", "x.t().mul_(2)")))
 
+    def take_second_input(self) -> None:
+        self.net.has_second_input = True
+        self.earlier += ["z", "z"]
+
     def finish(self) -> Net:
+        if self.rng.random() < 0.05:
+            self.net.layers.append(Statement("self.unused = nn.Linear(2, 2)"))
         outputs = [self.h]
         if self.rng.random() < 0.3:
             for _ in range(self.rng.choice((1, 1, 2, 3))):
@@ -216,14 +223,23 @@ class NetWriter:
 
 
 def write_net(
-    rng: random.Random, name: str, *, is_random: bool, is_fragile: bool = False, has_breaks: bool = True
+    rng: random.Random,
+    name: str,
+    *,
+    is_random: bool,
+    is_fragile: bool = False,
+    has_breaks: bool = True,
+    second_input: float = 0.0,
 ) -> tuple[Net, set[str]]:
-    """Returns a random module and its traits."""
+    """Returns a random module and its traits; `second_input` is the probability that it takes one."""
     writer = NetWriter(rng, name, is_random=is_random, has_breaks=has_breaks)
     if is_fragile:
         writer.fragile()
     if rng.random() < 0.06:
         writer.mutate_input()
+    if rng.random() < second_input:
+        writer.take_second_input()
+        writer.residual()
     parts, weights = zip(*writer.parts.items(), strict=True)
     for part in rng.choices(parts, weights, k=rng.choice((1, 2, 3, 4, 6, 8, 10))):
         part()

@@ -29,11 +29,12 @@ def text_of(statements: list[Statement]) -> str:
 
 @dataclass
 class Net:
-    """A module: takes a tensor of 32 x 16, and returns one of that shape first."""
+    """A module: takes a tensor of 32 x 16, or two, and returns one of that shape first."""
 
     name: str
     layers: list[Statement] = field(default_factory=list)
     forward: list[Statement] = field(default_factory=list)
+    has_second_input: bool = False  # z
     result: str = "x"
     output_count: int = 1
 
@@ -42,7 +43,8 @@ class Net:
         layers = [Statement("super().__init__()"), *self.layers]
         head = f"class {self.name}(nn.Module):\n    def __init__(self) -> None:\n"
         head += textwrap.indent(text_of(layers), " " * 8)
-        return f"{head}\n\n    def forward(self, x: torch.Tensor):\n{textwrap.indent(text_of(body), ' ' * 8)}\n"
+        inputs = "x: torch.Tensor, z: torch.Tensor" if self.has_second_input else "x: torch.Tensor"
+        return f"{head}\n\n    def forward(self, {inputs}):\n{textwrap.indent(text_of(body), ' ' * 8)}\n"
 
 
 @dataclass

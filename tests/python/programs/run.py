@@ -15,7 +15,7 @@ from fixed_costs import fixed_costs
 import headroom
 from programs import prelude
 from programs.budgets import Budgeted
-from programs.compare import Failure, Rules, difference
+from programs.compare import ROUNDING, TRACED_ARITHMETIC, Failure, Rules, difference
 from programs.program import Program
 
 # A program in which plain PyTorch raises one of these is meant to.
@@ -40,7 +40,7 @@ class Result:
 
     status: str  # "passed", "failed" or "invalid": plain PyTorch refuses it
     failures: list[Failure] = field(default_factory=list)
-    is_traced_arithmetic: bool = False  # its bits are those of aot_eager, and close to the plain ones
+    is_traced_arithmetic: bool = False  # tracing rounds differently from plain PyTorch
 
 
 def load(program: Program, device: str) -> Callable[[prelude.Compile, prelude.Log], None]:
@@ -126,7 +126,7 @@ class Runner:
         if log.errors:
             return  # A later graph has no room: that is BudgetError, which the shares have looked at.
         budget_name = f"{budget} bytes"
-        failure = self.difference(plain, log, may_refuse=True)
+        failure = self.difference(plain, log, store_all, may_refuse=True)
         if failure is not None:
             failures.append(replace(failure, budget=budget_name))
         peak = max(log.peaks[LEARNING_STEPS:])
@@ -149,7 +149,7 @@ class Runner:
         except Exception as error:
             failures.append(Failure("error", f"{type(error).__name__}: {error}"[:2000], budget))
             return None
-        failure = self.difference(plain, log, may_refuse=budget != "1x")
+        failure = self.difference(plain, log, store_all, may_refuse=budget != "1x")
         if failure is not None:
             # Until all is learned that happens around graphs, the smallest budgets may be too small.
             if not (failure.is_refusal and may_be_too_small):
@@ -165,19 +165,23 @@ class Runner:
                 failures.append(Failure("peak", f"{peak} bytes added, {limit:.0f} allowed", budget))
         return log
 
-    def difference(self, plain: prelude.Log, log: prelude.Log, *, may_refuse: bool) -> Failure | None:
+    def difference(
+        self, plain: prelude.Log, log: prelude.Log, store_all: prelude.Log | None, *, may_refuse: bool
+    ) -> Failure | None:
+        """Returns the first difference from plain PyTorch, or, where tracing rounds differently, from the budget 1x."""
         traits = self.program.traits
+        is_exact = self.options.kernels == "eager"
         rules = Rules(
-            self.options.kernels == "eager", may_refuse and "user change" in traits, "unused output" in traits
+            tolerance=0.0 if is_exact else ROUNDING["bfloat16"],
+            may_refuse_change=may_refuse and "user change" in traits,
+            may_be_zeros="unused output" in traits,
         )
-        failure = difference(plain, log, rules)
-        if failure is None or not (failure.kind == "rounding" or "gradients of aliases" in traits):
-            return failure
-        traced, _ = self.run(lambda function: torch.compile(function, backend="aot_eager", dynamic=False))
-        if difference(traced, log, rules) is not None:
+        close = replace(rules, tolerance=ROUNDING["bfloat16" if "autocast" in traits else "float32"])
+        failure = difference(plain, log, rules, close)
+        if failure is None or failure.kind != "rounding" or not traits & TRACED_ARITHMETIC.keys():
             return failure
         self.is_traced_arithmetic = True
-        return None
+        return None if store_all is None else difference(store_all, log, rules, close)
 
     def check_inductor(self, plain: prelude.Log) -> list[Failure]:
         failures: list[Failure] = []
