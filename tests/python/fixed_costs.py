@@ -25,6 +25,9 @@ def fixed_costs() -> Iterator[None]:
     """
     measure = costs._measure
 
+    def fixed_time(*_: Any) -> int:
+        return _SAMPLE_NS
+
     def estimate(call: costs.Call, *rest: Any) -> tuple[int, int]:
         _, workspace_bytes = measure(call, *rest)
         return costs._estimate(call)[0], workspace_bytes
@@ -34,7 +37,7 @@ def fixed_costs() -> Iterator[None]:
         return costs.CostCache(device, persistent=False)
 
     with (
-        mock.patch.object(costs, "_time_ns", return_value=_SAMPLE_NS),
+        mock.patch.object(costs, "_time_ns", fixed_time),
         mock.patch.object(costs, "_measure", estimate),
         mock.patch.object(aot, "cache_of", fresh_cache),
     ):

@@ -38,9 +38,7 @@ def main(arguments: list[str]) -> int:
             counts[report.kind, "kind"] += 1
             print(f"--- seed {report.seed}: {report.kind}\n{report.text}", flush=True)
     kinds = ", ".join(f"{count} {key[0]}" for key, count in sorted(counts.items(), key=str) if isinstance(key, tuple))
-    print(
-        f"{counts['invalid']} refused by plain PyTorch, {counts['traced']} with the rounding of traced arithmetic; {kinds}"
-    )
+    print(f"{counts['invalid']} refused by plain PyTorch, {counts['traced']} rounded differently by tracing; {kinds}")
     print(f"{counts['passed']} passed, {counts['failed']} failed")
     return 1 if counts["failed"] or not counts["passed"] else 0
 

@@ -10,7 +10,7 @@ import numpy as np
 from programs.prelude import IN_PLACE, Log
 
 # Where the arithmetic of a traced program is not that of the plain one, by the trait of the program. Its values may
-# then differ from the plain ones by rounding; with every budget they must have the bits that they have in the budget 1x.
+# then differ from the plain ones by rounding; with every budget they must have the bits that they have with "1x".
 # (Backend aot_eager is no reference for these: it reads buffers in backward after they have been updated.)
 TRACED_ARITHMETIC = {
     "sums in another order": "A graph hands on one gradient of a tensor that it uses several times; plain PyTorch adds "

@@ -88,7 +88,10 @@ class Shrinker:
         self.tried = {program.source()}
 
     def fails_as_before(self, candidate: Program) -> bool:
-        result = run_program(candidate, self.options)
+        try:
+            result = run_program(candidate, self.options)
+        except SyntaxError:  # Half of a statement has been deleted.
+            return False
         return any(failure.is_like(self.failure) for failure in result.failures)
 
     def apply(self, kind: Callable[[Program], Iterator[Change]]) -> bool:
