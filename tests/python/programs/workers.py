@@ -105,7 +105,8 @@ class Worker:
             report = Report(self.seed, "failed", "timeout", f"more than {self.arguments.timeout} s")
         if report is not None:
             self.seed = None
-            if report.kind in ("crash", "timeout"):
+            # A leak would change the budgets of later programs in the same process.
+            if report.status == "failed":
                 self.process.kill()
                 self.process.join()
                 self.start()
