@@ -64,7 +64,7 @@ class StepWriter:
             if self.chance(0.1):
                 self.setup.append(Statement(f"net{position}.eval()"))
         if self.chance(0.08) and len(self.nets) == 1:
-            self.traits.add("irregular")
+            self.traits |= {"irregular", "eager part"}
             self.setup.append(Statement("outer = nn.Sequential(nn.Linear(16, 16), compile(net0), nn.Tanh())"))
             self.setup.append(Statement("run0 = outer", simpler=("run0 = outer = compile(net0)",)))
             if self.nets[0].output_count > 1:
@@ -93,7 +93,7 @@ class StepWriter:
             return call.outputs[0], call
         text = self.rng.choice(self.inputs)
         if self.chance(0.2):
-            self.traits.add("irregular")
+            self.traits |= {"irregular", "eager part"}
             text = self.rng.choice(("{x} * 1.5", "{x}.tanh()", "{x}.clone()", "({x} @ {x}.t()).softmax(-1) @ {x}"))
             text = text.format(x=self.rng.choice(self.inputs))
         return text, None
