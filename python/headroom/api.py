@@ -18,6 +18,7 @@ from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from headroom import _C
 from headroom.aot import BudgetError, Settings, Step, compile_graph, meter_of
 from headroom.capture import Rest, Unsupported, module_of, source_of
+from headroom.tracing import drop_full_masks
 
 __all__ = ["MemoryPlan", "compile", "max_batch", "plan"]
 
@@ -45,6 +46,7 @@ def _settings_of(options: dict[str, Any] | None) -> Settings:
 
 def _compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings) -> Any:
     _refuse_silent_fallback()
+    drop_full_masks(gm)
     if settings.kernels == "inductor":
         from headroom.kernels import Kernels
 
