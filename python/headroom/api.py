@@ -19,6 +19,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from headroom import _C
 from headroom.aot import BudgetError, Settings, Step, compile_graph, meter_of
 from headroom.capture import Rest
+from headroom.tracing import drop_full_masks
 from headroom.unsupported import Unsupported, check_inputs, module_of, source_of
 
 __all__ = ["MemoryPlan", "compile", "max_batch", "plan"]
@@ -48,6 +49,7 @@ def _settings_of(options: dict[str, Any] | None) -> Settings:
 def _compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings) -> Any:
     _refuse_silent_fallback()
     check_inputs(example_inputs)
+    drop_full_masks(gm)
     if settings.kernels == "inductor":
         from headroom.kernels import Kernels
 
