@@ -1,3 +1,8 @@
+// RecordFunction::inputs() asserts a flag that a release build of PyTorch does not set.
+#ifndef NDEBUG
+#define NDEBUG
+#endif
+
 #include "headroom/runtime/side_effects.h"
 
 #include <algorithm>
@@ -103,6 +108,8 @@ void OperatorWatch::on_end(const at::RecordFunction& call, at::ObserverContext* 
 void OperatorWatch::see_inputs(const at::RecordFunction& call) {
   const at::DisableRecordFunctionGuard unwatched;
   const std::optional<c10::FunctionSchema> schema = call.operator_schema();
+  const bool is_inside = depth_ > 0;
+  if (schema) ++depth_;
   const c10::ArrayRef<const c10::IValue> values = call.inputs();
   for (size_t i = 0; i < values.size(); ++i) {
     bool writes = false;
@@ -118,11 +125,17 @@ void OperatorWatch::see_inputs(const at::RecordFunction& call) {
         saved_random_.push_back(RandomState::of({generator}));
       }
     }
-    for_each_tensor(values[i], [&](const torch::Tensor& tensor) { see(tensor, writes); });
+    for_each_tensor(values[i], [&](const torch::Tensor& tensor) {
+      // Operators allocate without an operator, and hand on what they allocated to those that they call.
+      const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+      if (is_inside && !read_.contains(storage)) own_.insert(storage);
+      see(tensor, writes);
+    });
   }
 }
 
 void OperatorWatch::see_outputs(const at::RecordFunction& call) {
+  if (call.operator_schema()) --depth_;
   for (const c10::IValue& value : call.outputs())
     for_each_tensor(value, [&](const torch::Tensor& tensor) {
       const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();

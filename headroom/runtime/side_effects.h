@@ -59,6 +59,7 @@ class OperatorWatch {
 
   at::CallbackHandle handle_ = 0;
   std::unordered_set<const c10::StorageImpl*> inputs_;
+  int depth_ = 0;                                     ///< operators that are running, one inside the other
   std::unordered_set<const c10::StorageImpl*> own_;   ///< storages of arguments, and storages made since begin()
   std::unordered_set<const c10::StorageImpl*> read_;  ///< storages of effects_.read
   std::unordered_set<const c10::StorageImpl*> written_;

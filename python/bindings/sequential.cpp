@@ -38,7 +38,7 @@ at::Tensor call_stage(const py::function& stage, const at::Tensor& input) {
     const py::object result = stage(input);
     return THPVariable_Check(result.ptr()) ? result.cast<at::Tensor>() : at::Tensor();
   } catch (const py::error_already_set& error) {
-    if (!error.matches(THPException_OutOfMemoryError)) throw;
+    if (!error.matches(py::module_::import("torch").attr("OutOfMemoryError"))) throw;
     throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, py::str(error.value()).cast<std::string>());
   }
 }

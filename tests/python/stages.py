@@ -148,18 +148,30 @@ def smallest_share(model: nn.Sequential, x: torch.Tensor) -> str:
 def recomputing(model: nn.Sequential, x: torch.Tensor) -> headroom.Sequential:
     """The model by the plan of the smallest budget, which runs stages again; planned for x already."""
     run = headroom.Sequential(model, smallest_share(model, x))
-    assert runs_per_step(run, x) > len(model), "the plan runs nothing again"
+    assert max(runs_per_step(run, x)) > 1, "the plan runs nothing again"
     return run
 
 
-def runs_per_step(run: headroom.Sequential, x: torch.Tensor) -> int:
-    """How many stages run in a step, which is undone."""
-    state, calls = copy.deepcopy(run.model.state_dict()), []
-    handles = [stage.register_forward_hook(lambda *_: calls.append(1)) for stage in run.model]
+def rerun_stage(run: headroom.Sequential, x: torch.Tensor) -> int:
+    """The first stage that the plan runs again."""
+    return next(i for i, runs in enumerate(runs_per_step(run, x)) if runs > 1)
+
+
+def runs_per_step(run: headroom.Sequential, x: torch.Tensor) -> list[int]:
+    """How often each stage runs in a step, which is undone."""
+    state, calls = copy.deepcopy(run.model.state_dict()), [0] * len(run.model)
+
+    def count(stage: int) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            calls[stage] += 1
+
+        return hook
+
+    handles = [stage.register_forward_hook(count(i)) for i, stage in enumerate(run.model)]
     with torch.random.fork_rng():
         out = run(x)
         torch.autograd.grad(out.sum(), [one for one in run.parameters() if one.requires_grad], allow_unused=True)
     for handle in handles:
         handle.remove()
     run.model.load_state_dict(state)
-    return len(calls)
+    return calls

@@ -185,7 +185,8 @@ void add_random_node(Chain& chain, Wire& x, const std::string& name, std::mt1993
     case 2:
       x = chain.network.add(name, [](const Tensors& t) { return torch::dropout(t[0], 0.3, true); }, {x});
       break;
-    case 3:
+    case 3:  // In place after what autograd has not saved.
+      x = add_linear(chain.network, x, name + ".linear");
       x = chain.network.add(name, [](const Tensors& t) { return t[0].relu_(); }, {x});
       break;
     case 4:
