@@ -21,6 +21,7 @@ void add_note(const std::string& note) {
     throw;
   } catch (python_error& error) {
     error.persist();
+    PyErr_Clear();  // The engine leaves Python's error indicator set as well.
     PyErr_NormalizeException(&error.type, &error.value, &error.traceback);
     if (error.value != nullptr) py::handle(error.value).attr("add_note")(note);
   } catch (py::error_already_set& error) {

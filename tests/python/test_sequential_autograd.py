@@ -323,10 +323,10 @@ class Special(Exception):
 @pytest.mark.parametrize("moment", ["first run", "rerun", "backward"])
 def test_errors_keep_their_types_and_the_next_step_is_right(error: BaseException, moment: str) -> None:
     plain, run, x = pair(Raises)
+    state = torch.get_rng_state()
     before = live_bytes()
     layer = run.model[1].layer
     calls = float(layer.calls)
-    state = torch.get_rng_state()
     if moment == "backward":
         layer.backward_raises = error
     else:
@@ -346,6 +346,7 @@ def test_errors_keep_their_types_and_the_next_step_is_right(error: BaseException
     assert float(layer.calls) == calls + 1
     assert [torch.equal(torch.get_rng_state(), one) for one in after] == [True] * (moment != "first run")
     caught = None
+    after.clear()
     error.__traceback__ = None
     layer.raises = layer.backward_raises = None
     run.zero_grad()
