@@ -175,3 +175,31 @@ def runs_per_step(run: headroom.Sequential, x: torch.Tensor) -> list[int]:
         handle.remove()
     run.model.load_state_dict(state)
     return calls
+
+
+def gradients_of(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def expect_equal(found: list, expected: list, text: str = "") -> None:
+    assert len(found) == len(expected), text
+    wrong = [i for i, (one, two) in enumerate(zip(found, expected, strict=True)) if not torch.equal(one, two)]
+    assert wrong == [], text
+
+
+def pair(
+    make_layer: Callable[[], nn.Module] = nn.Identity, *, trains_input: bool = False
+) -> tuple[nn.Sequential, headroom.Sequential, torch.Tensor]:
+    """A plain model and its copy in the smallest budget, from the same state."""
+    plain, x = blocks(make_layer), batch().requires_grad_(trains_input)
+    return plain, recomputing(copy.deepcopy(plain), x), x
+
+
+def unless_modified(compute: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+    """What is computed; nothing where PyTorch says that a tensor was modified."""
+    try:
+        return compute()
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        return []
