@@ -181,6 +181,13 @@ GraphSpec make_spec(const std::string& name, const py::list& values, const py::l
 }  // namespace
 }  // namespace headroom
 
+/// `empty_like(x).bernoulli_(p)` as one operator without side effects.
+TORCH_LIBRARY_FRAGMENT(headroom, library) {
+  library.def("bernoulli_like(Tensor like, float p) -> Tensor", {at::Tag::nondeterministic_seeded});
+  library.impl("bernoulli_like", c10::DispatchKey::CompositeExplicitAutograd,
+               [](const at::Tensor& like, double p) { return at::empty_like(like).bernoulli_(p); });
+}
+
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using namespace headroom;
   namespace py = pybind11;

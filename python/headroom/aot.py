@@ -32,6 +32,7 @@ from headroom.costs import CostCache, fill_costs
 from headroom.flight import Place, flights_on, unwatched
 from headroom.rewrite import (
     call_eager_batch_norms,
+    draw_in_layout,
     drop_unused_statistics,
     protect_changed_inputs,
     update_statistics,
@@ -319,6 +320,7 @@ def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settin
     call_eager_batch_norms(joint)
     update_statistics(joint, forward_output_count)
     drop_unused_statistics(joint)
+    draw_in_layout(joint)
     protect_changed_inputs(joint, forward_output_count)
     captured = capture(joint, forward_output_count, name)
     device = captured.device

@@ -114,6 +114,26 @@ def _input_updates(joint: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.Node]]:
             yield value, inputs[description.mutated_input]
 
 
+# Operators that make a tensor for others to fill.
+_FACTORIES = (aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default)
+
+
+def draw_in_layout(joint: fx.GraphModule) -> None:
+    """Draws dropout's masks in the layout of its input, as plain training does.
+
+    Tracing turns `empty_like(x).bernoulli_(p)` into an operator whose result is contiguous, so that for another layout
+    the numbers go to other elements.
+    """
+    for node in joint.graph.find_nodes(op="call_function", target=aten.bernoulli.p):
+        like = node.args[0]
+        if like.target in _FACTORIES and not like.meta["val"].is_contiguous():
+            node.target = torch.ops.headroom.bernoulli_like.default
+            node.args = (like, node.args[1])
+            node.kwargs = {}
+            node.meta["val"] = torch.empty_like(like.meta["val"])
+    joint.recompile()
+
+
 def drop_unused_statistics(joint: fx.GraphModule) -> None:
     """Removes running statistics from the arguments of batch norm's backward in training, which does not read them."""
     for target in _BACKWARD:

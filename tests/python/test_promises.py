@@ -563,6 +563,15 @@ def test_dropout_of_any_rate(rate: float) -> None:
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
+def test_dropout_of_a_transposed_tensor() -> None:
+    x = torch.randn(16, 32, requires_grad=True)
+    function = headroom.compile(lambda x: functional.dropout(x.t().sin(), 0.3), "1x")
+    torch.manual_seed(1)
+    expected = functional.dropout(x.t().sin(), 0.3)
+    torch.manual_seed(1)
+    assert torch.equal(function(x), expected)
+
+
 INTERPOLATIONS = [
     ("linear", (2, 3, 8)),
     ("bilinear", (2, 3, 8, 8)),

@@ -17,12 +17,18 @@ class Budgeted:
         self.device = torch.device(device)
         self.settings = Settings("1x")
         self.steps: list[Step] = []
+        self.graph_count = 0
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(function, backend=self.backend, dynamic=False)
 
     def backend(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.graph_count += 1
         return compile_graph(gm, inputs, self.settings, on_step=self.steps.append)
+
+    def is_all_planned(self) -> bool:
+        """Returns whether every graph takes a gradient; the results of others are outside of all plans."""
+        return self.graph_count == len(self.steps)
 
     def roots(self) -> list[Place]:
         """Returns what is known of the graphs that a step has entered with no other in flight."""

@@ -17,8 +17,9 @@ TRACED_ARITHMETIC = {
     "the gradients from inside and outside of the graph one by one.",
     "expanded gradient": "AOTAutograd makes the gradient of an output contiguous; plain PyTorch hands on the expanded "
     "one of a sum, for which kernels add in another order.",
-    "autocast": "Dropout scales its mask before it is applied, which differs in bf16 for scales that are no power of "
-    "two; and the gradient of a weight that is used twice is summed in bf16.",
+    "transposed": "AOTAutograd gives the gradient of an output the output's layout; plain PyTorch hands on another "
+    "one, for which kernels take other elements by vector instructions, which round differently.",
+    "autocast": "The gradient of a weight that is used twice is summed in bf16.",
 }
 # Largest difference of a tensor's elements that is rounding, as a share of the largest element.
 ROUNDING = {"float32": 2e-5, "bfloat16": 3e-2}

@@ -143,11 +143,12 @@ class StepWriter:
         elif choice == 1:
             self.step.append(call)
         elif choice == 2:
+            self.traits.add("in flight between steps")
             self.step.append(Statement(f"kept.append(run{net}({source}))"))
             self.late.append(Statement("if step == 2:", [Statement("kept.clear()")]))
         elif choice == 3:
             # The optimizer changes weights in between, so that plain PyTorch refuses most such backwards.
-            self.traits.add("user change")
+            self.traits |= {"user change", "in flight between steps"}
             later = [Statement("tree_leaves(kept.pop())[0].float().sum().backward()")]
             self.step.append(Statement("if kept:", later))
             self.step.append(Statement(f"kept.append(run{net}({source}))"))

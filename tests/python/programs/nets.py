@@ -128,7 +128,10 @@ class NetWriter:
         self.make(self.rng.choice(ACTIVATIONS).format(h=self.h))
 
     def view(self) -> None:
-        self.make(self.rng.choice(VIEWS).format(h=f"{self.h}.contiguous()" if self.rng.random() < 0.3 else self.h))
+        view = self.rng.choice(VIEWS)
+        if view.endswith(".t()"):
+            self.traits.add("transposed")
+        self.make(view.format(h=f"{self.h}.contiguous()" if self.rng.random() < 0.3 else self.h))
 
     def residual(self) -> None:
         self.make(f"{self.h} {self.rng.choice('++*-')} {self.other()}")

@@ -134,9 +134,9 @@ class Runner:
         failure = self.difference(plain, log, store_all, may_refuse=True)
         if failure is not None:
             failures.append(replace(failure, budget=budget_name))
-        peak = max(log.peaks[LEARNING_STEPS:])
-        # What runs before any graph is in flight keeps to no budget.
-        is_planned = "eager part" not in self.program.traits
+        peak = max(log.peaks[LEARNING_STEPS:], default=0)
+        # What runs before any graph is in flight keeps to no budget, nor does what the step before left in flight.
+        is_planned = budgeted.is_all_planned() and not self.program.traits & {"eager part", "in flight between steps"}
         if peak > budget and is_planned and failure is None and max(log.warned_steps, default=0) < LEARNING_STEPS:
             failures.append(Failure("peak", f"{peak} bytes in a step after the second", budget_name))
 
@@ -165,7 +165,8 @@ class Runner:
         # In the run that compiles, what the compiled graphs keep is not told apart from what they leak.
         if left_bytes > 0 and store_all is not None:
             failures.append(Failure("leak", f"{left_bytes} bytes are left", budget))
-        if store_all is not None and "irregular" not in self.program.traits and len(log.added) > LEARNING_STEPS:
+        is_planned = store_all is not None and compiler.is_all_planned() and "irregular" not in self.program.traits
+        if is_planned and len(log.added) > LEARNING_STEPS:
             limit = float(budget[:-1]) * max(compiler.store_all_bytes(), *store_all.added[LEARNING_STEPS:])
             peak = max(log.added[LEARNING_STEPS:])
             if peak > limit and max(log.warned_steps, default=0) < LEARNING_STEPS:
