@@ -54,7 +54,7 @@ class KeepOrder(_Pass):
 
     def uuid(self) -> bytes:
         """For Inductor's cache: what it writes depends on this file, and on how `headroom::store` is written."""
-        return custom_graph_pass.get_hash_for_files((__file__, str(Path(__file__).with_name("inductor.py"))))
+        return custom_graph_pass.get_hash_for_files((__file__, str(Path(__file__).with_name("emission.py"))))
 
 
 def _is_library_call(node: Any) -> bool:
