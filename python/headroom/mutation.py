@@ -86,9 +86,9 @@ def _aliases_of(source: fx.Node) -> dict[fx.Node, None]:
     """Returns the node and all views of its memory, in the order of the graph."""
     aliases: dict[fx.Node, None] = {source: None}
     for node in source.graph.nodes:
-        if node.op == "call_function" and not is_write(node) and node.args and node.args[0] in aliases:
-            if is_view(node.target) or node.target is operator.getitem or _shares_memory(node, source):
-                aliases[node] = None
+        reads = node.op == "call_function" and not is_write(node) and node.args and node.args[0] in aliases
+        if reads and (is_view(node.target) or node.target is operator.getitem or _shares_memory(node, source)):
+            aliases[node] = None
     return aliases
 
 
@@ -111,7 +111,7 @@ def _is_at_most(node: fx.Node, limit_bytes: int) -> bool:
 
 
 def _read_a_copy(graph: fx.Graph, source: fx.Node, output_count: int) -> fx.Node:
-    """Has all calls and all results of backward read a copy of the source that forward makes; writes stay as they are."""
+    """Has all calls and results of backward read a copy of the source that forward makes; writes stay as they are."""
     last_input = graph.find_nodes(op="placeholder")[-1]
     with graph.inserting_after(last_input), torch.no_grad():
         copy = graph.call_function(torch.ops.headroom.copy.default, (source,))
