@@ -28,13 +28,13 @@ from headroom.aot import BudgetError, Planned, Settings, _specialize, meter_of, 
 from headroom.capture import is_tensor
 from headroom.flight import unwatched
 from headroom.inductor import Partitioner, copy_of
-from headroom.ordering import KeepOrder
+from headroom.ordering import KeepDraws, KeepOrder
 from headroom.trial import Arguments, find_changed, hidden, try_step
 
 _log = logging.getLogger(__name__)
 
 # The partition is made when its halves are compiled, and is no part of what Inductor's cache goes by.
-_PARTITIONED = {"custom_partitioner_fn": None}
+_PARTITIONED = {"custom_partitioner_fn": None, "_pre_fusion_custom_pass": KeepDraws()}
 # What is worth storing the plan knows: Inductor is not to store of its own accord what kernels compute inside. And what
 # is dropped is to be free: Inductor would hold on to memory that it has a use for later, however much later.
 _AS_PLANNED = {

@@ -134,5 +134,5 @@ def _make_in_forward(graph: fx.Graph, copy: fx.Node, write: fx.Node) -> None:
         with target.meta["val"].fake_mode:
             never.meta = {"val": aten.full.default([], False, dtype=torch.bool)}
         chosen = graph.call_function(aten.where.self, (never, copy, target))
-        chosen.meta = {**target.meta}
+        chosen.meta = {**target.meta, "val": target.meta["val"].clone()}
     write.replace_input_with(target, chosen)
