@@ -84,7 +84,7 @@ def assert_recomputes(plans: list[headroom.aot.Planned], budget: str) -> None:
     assert (plans[-1].time_ns > plans[-1].plain_time_ns) == (budget != BUDGETS[0]), plans[-1]
 
 
-@each_budget
+@pytest.mark.parametrize("budget", ["10x", "0.9x"])
 def test_results_may_be_views_of_each_other_and_of_inputs(budget: str) -> None:
     model = Net()
 
@@ -175,7 +175,7 @@ class Changing(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x.mul_(0.5)
-        y = (x @ self.weight).sin() * self.history.amax(0)
+        y = (x @ self.weight).sin() * self.history.amax(0) + self.scale
         with torch.no_grad():
             self.history[0].copy_(y.detach().abs().amax(0))
             self.history[1:].mul_(0.5)
@@ -183,8 +183,7 @@ class Changing(torch.nn.Module):
         return y.exp()
 
 
-@each_budget
-def test_a_trial_changes_nothing_that_the_user_has(budget: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_changes_nothing_that_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
     model, plain = Changing(), Changing()
     heard: list[str] = []
     for one in model.parameters():
@@ -195,7 +194,7 @@ def test_a_trial_changes_nothing_that_the_user_has(budget: str, monkeypatch: pyt
         heard.append("packed")
         return tensor
 
-    step, _ = compiled(model, budget)
+    step, _ = compiled(model, "10x")
     tensors = [*model.parameters(), *model.buffers()]
     plan = kernels.Kernels.plan
     trials: list[kernels.Kernels] = []
@@ -223,8 +222,7 @@ def test_a_trial_changes_nothing_that_the_user_has(budget: str, monkeypatch: pyt
         result.square().sum().backward()
         assert_close(list(current.buffers()), list(plain.buffers()))
     assert len(trials) == 1
-    assert heard.count("hook") == 1
-    assert heard.count("accumulated") == 1
+    assert heard.count("hook") == heard.count("accumulated") == 2  # one for each weight
     assert_close(gradients(model), gradients(plain))
 
 
