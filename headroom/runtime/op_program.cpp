@@ -2,9 +2,9 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/TensorImpl.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <sstream>
 
@@ -12,6 +12,27 @@
 #include "headroom/runtime/kernels.h"
 
 namespace headroom {
+namespace {
+
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+/// Storages of tensors, but for those of one element: loss.backward() holds the gradient of the loss.
+std::vector<WeakStorage> large_storages(const Tensors& tensors) {
+  std::vector<WeakStorage> storages;
+  for (const torch::Tensor& tensor : tensors)
+    if (tensor.defined() && tensor.has_storage() && tensor.numel() > 1)
+      storages.push_back(tensor.storage().getWeakStorageImpl());
+  return storages;
+}
+
+bool is_storage_of(const Tensors& tensors, const WeakStorage& storage) {
+  return std::ranges::any_of(tensors, [&](const torch::Tensor& tensor) {
+    return tensor.defined() && tensor.has_storage() &&
+           tensor.storage().unsafeGetStorageImpl() == storage._unsafe_get_target();
+  });
+}
+
+}  // namespace
 
 /// One step in flight.
 class OpStep::Frame {
@@ -23,6 +44,14 @@ class OpStep::Frame {
         outputs_(step_.program_->forward_outputs.size()),
         random_(step_.program_->calls.size()) {}
 
+  /// Frees everything.
+  void release() {
+    tensors_.clear();
+    outputs_.clear();
+    random_.clear();
+    versions_.clear();
+  }
+
   void set_inputs(const std::vector<int>& places, Tensors& inputs) {
     for (size_t i = 0; i < places.size(); ++i)
       if (places[i] >= 0) tensor(places[i]) = std::move(inputs[i]);
@@ -32,9 +61,28 @@ class OpStep::Frame {
   /// What has been handed on, and inputs that are outputs as they are.
   Tensors take_forward_outputs() {
     const std::vector<int>& places = step_.program_->forward_outputs;
-    for (size_t i = 0; i < places.size(); ++i)
-      if (places[i] >= 0 && !outputs_[i].defined()) outputs_[i] = needed(places[i]);
+    for (size_t i = 0; i < places.size(); ++i) {
+      if (places[i] < 0) continue;
+      if (!outputs_[i].defined()) outputs_[i] = needed(places[i]);
+      if (!is_resident(places[i]) && tensor(places[i]).defined()) outputs_[i] = alias(outputs_[i]);
+    }
+    remember_versions();
     return std::move(outputs_);
+  }
+
+  /// Throws where an input or an output that the backward half reads has been changed since forward.
+  void check_versions() const {
+    for (const auto& [number, version, counter] : versions_) {
+      if (counter.current_version() == version) continue;
+      const torch::Tensor& changed = tensors_[static_cast<size_t>(number)];
+      std::ostringstream text;
+      if (changed.defined()) text << "[" << changed.toString() << " " << changed.sizes() << "]";
+      const Value& value = step_.program_->graph.value(static_cast<ValueId>(value_of(number)));
+      TORCH_CHECK(false,
+                  "one of the variables needed for gradient computation has been modified by an inplace operation: ",
+                  text.str(), " is at version ", counter.current_version(), "; expected version ", version,
+                  " instead. headroom's plan reads it in backward, as ", quote(value.name), ".");
+    }
   }
 
   Tensors get_backward_outputs() {
@@ -46,7 +94,8 @@ class OpStep::Frame {
 
   void run_to(size_t end) {
     const at::NoGradGuard no_grad;
-    const at::AutoDispatchBelowAutograd below_autograd;
+    // Views of the frame's tensors then hold no reference to their base, so that use counts are those of the frame.
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const OpProgram& program = *step_.program_;
     for (; next_ < end; ++next_) {
       const Step& step = step_.schedule_.steps[next_];
@@ -72,9 +121,57 @@ class OpStep::Frame {
   }
 
   bool is_used = false;
+  bool has_run_out_of_place = false;  ///< where the schedule runs in place
 
  private:
+  /// A version counter of an input or output, which in-place operations of the user's advance.
+  struct Version {
+    int number;  ///< of the tensor
+    uint32_t expected;
+    c10::VariableVersion counter;
+  };
+
   torch::Tensor& tensor(int number) { return tensors_[static_cast<size_t>(number)]; }
+  int value_of(int number) const { return step_.program_->value_of_tensor[static_cast<size_t>(number)]; }
+  bool is_resident(int number) const {
+    return step_.program_->graph.value(static_cast<ValueId>(value_of(number))).resident;
+  }
+
+  /// The same tensor for the user to have: autograd gives it a history, which holds this frame.
+  static torch::Tensor alias(const torch::Tensor& tensor) {
+    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    return torch::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
+  }
+
+  void remember_versions() {
+    const auto remember = [&](int number, const torch::Tensor& seen_by_user) {
+      if (number < 0 || !seen_by_user.defined() || seen_by_user.is_inference()) return;
+      if (!step_.is_read_late_[static_cast<size_t>(value_of(number))]) return;
+      const c10::VariableVersion& counter = seen_by_user.unsafeGetTensorImpl()->version_counter();
+      versions_.push_back({number, counter.current_version(), counter});
+    };
+    for (const int number : step_.program_->forward_inputs)
+      if (number >= 0) remember(number, tensor(number));
+    const std::vector<int>& outputs = step_.program_->forward_outputs;
+    for (size_t i = 0; i < outputs.size(); ++i) remember(outputs[i], outputs_[i]);
+  }
+
+  /// Whether nobody but this frame holds a value's memory. What the user has as an output the plan keeps anyway.
+  bool is_held_by_frame_alone(ValueId value) {
+    size_t count = 0;
+    const torch::Tensor* first = nullptr;
+    for (const int number : step_.tensors_of_[index(value)]) {
+      torch::Tensor& held = tensor(number);
+      if (!held.defined()) continue;
+      if (!held.has_storage()) return false;
+      // A tensor that was in Python has a wrapper, which counts as a holder. The alias has none, and the tensor dies here
+      // unless it has another holder.
+      if (held.use_count() > 1) held = alias(held);
+      first = &held;
+      ++count;
+    }
+    return first != nullptr && first->storage().use_count() == count;
+  }
 
   /// A tensor that is there, or a view of one that is.
   const torch::Tensor& needed(int number) {
@@ -90,8 +187,7 @@ class OpStep::Frame {
   void hand_on(ValueId value) {
     const std::vector<int>& places = step_.program_->forward_outputs;
     for (size_t i = 0; i < places.size(); ++i)
-      if (places[i] >= 0 && step_.program_->value_of_tensor[static_cast<size_t>(places[i])] == static_cast<int>(value))
-        outputs_[i] = needed(places[i]);
+      if (places[i] >= 0 && value_of(places[i]) == static_cast<int>(value)) outputs_[i] = needed(places[i]);
   }
 
   void drop(ValueId value) {
@@ -101,25 +197,24 @@ class OpStep::Frame {
   void run(size_t call_number, const Step& step) {
     const OpCall& what = step_.program_->calls[call_number];
     for (const ValueId id : step_.program_->graph.op(step.op()).outputs) drop(id);
+    const bool in_place = step.is_over() && is_held_by_frame_alone(step.value());
+    has_run_out_of_place = has_run_out_of_place || in_place != step.is_over();
     try {
-      call(what, step.is_over(), step_.is_again_[next_]);
-    } catch (const c10::Error& error) {
-      fail(what, error.what_without_backtrace());
+      call(what, in_place, step_.is_again_[next_]);
+    } catch (c10::OutOfMemoryError& error) {
+      error.add_context(describe(what) + "; the plan expected " + expected_to_be_there());
+      throw;
+    } catch (c10::Error& error) {
+      // The CPU's allocator has no exception of its own for lack of memory.
+      TORCH_CHECK_WITH(OutOfMemoryError, error.msg().find("can't allocate memory") == std::string::npos,
+                       error.what_without_backtrace(), " (", describe(what), "; the plan expected ",
+                       expected_to_be_there(), ")");
+      error.add_context(describe(what));
+      throw;
     } catch (const std::exception& error) {
-      fail(what, error.what());
+      if (step_.program_->annotate && step_.program_->annotate(describe(what))) throw;
+      throw std::runtime_error(std::string(error.what()) + " (" + describe(what) + ")");
     }
-  }
-
-  [[noreturn]] void fail(const OpCall& what, const std::string& error) {
-    const std::string text = describe(what) + ": " + error;
-    if (!is_out_of_memory(error)) throw std::runtime_error(text);
-    TORCH_CHECK_WITH(OutOfMemoryError, false, text, "; the plan expected ", expected_to_be_there());
-  }
-
-  /// By its text, since the CPU's allocator and operators written in Python have no exception of their own for it.
-  static bool is_out_of_memory(const std::string& error) {
-    constexpr std::array kTexts = {"out of memory", "OutOfMemoryError", "can't allocate memory"};
-    return std::ranges::any_of(kTexts, [&](const char* text) { return error.find(text) != std::string::npos; });
   }
 
   void call(const OpCall& what, bool in_place, bool again) {
@@ -173,10 +268,11 @@ class OpStep::Frame {
 
   std::string describe(const OpCall& what) {
     std::ostringstream text;
-    text << what.name << " on";
+    text << "in " << what.name << " on";
     for (const CallArgument& argument : what.arguments)
       for (const int number : argument.tensors)
         if (number >= 0 && tensor(number).defined()) text << " " << tensor(number).sizes();
+    if (!what.source.empty()) text << ", " << what.source;
     return text.str();
   }
 
@@ -198,6 +294,7 @@ class OpStep::Frame {
   Tensors tensors_;
   Tensors outputs_;                                 ///< of forward, handed on so far
   std::vector<std::optional<RandomState>> random_;  ///< by call: as it ran first
+  std::vector<Version> versions_;
   torch::jit::Stack stack_;
   size_t next_ = 0;
 };
@@ -226,6 +323,31 @@ OpStep::OpStep(std::shared_ptr<const OpProgram> program, Schedule schedule)
   }
   for (size_t call = 0; call < runs.size(); ++call)
     replays_random_.push_back(runs[call] > 1 && program_->calls[call].draws);
+  is_read_late_ = find_late_reads();
+}
+
+std::vector<bool> OpStep::find_late_reads() const {
+  const Graph& graph = program_->graph;
+  std::vector<bool> is_read(graph.values().size());
+  std::vector<bool> is_made(graph.values().size());  // by the backward half, so far
+  const auto read = [&](size_t value) { is_read[value] = is_read[value] || !is_made[value]; };
+  for (size_t i = forward_end_; i < schedule_.steps.size(); ++i) {
+    const Step& step = schedule_.steps[i];
+    if (!step.is_run()) continue;
+    for (const ValueId id : graph.op(step.op()).inputs)
+      if (!(is_again_[i] && is_updated_by(program_->call_of_op[index(step.op())], id))) read(index(id));
+    for (const ValueId id : graph.op(step.op()).outputs) is_made[index(id)] = true;
+  }
+  for (const int tensor : program_->backward_outputs)
+    if (tensor >= 0) read(static_cast<size_t>(program_->value_of_tensor[static_cast<size_t>(tensor)]));
+  return is_read;
+}
+
+bool OpStep::is_updated_by(int call, ValueId value) const {
+  return std::ranges::any_of(program_->calls[static_cast<size_t>(call)].arguments, [&](const CallArgument& argument) {
+    return argument.is_updated &&
+           program_->value_of_tensor[static_cast<size_t>(argument.tensors[0])] == static_cast<int>(value);
+  });
 }
 
 OpStep::Forward OpStep::forward(Tensors inputs) const {
@@ -235,14 +357,22 @@ OpStep::Forward OpStep::forward(Tensors inputs) const {
   return {frame->take_forward_outputs(), std::move(frame)};
 }
 
-Tensors OpStep::backward(Frame& frame, Tensors gradients) const {
+OpStep::Backward OpStep::backward(Frame& frame, Tensors gradients) const {
   if (frame.is_used)
     throw std::runtime_error(
         "headroom: a step's backward runs once (retain_graph and double backward are not supported)");
   frame.is_used = true;
+  const auto release = [](Frame* used) { used->release(); };
+  std::unique_ptr<Frame, decltype(release)> running(&frame, release);
+  frame.check_versions();
+  const std::vector<WeakStorage> given = large_storages(gradients);
   frame.set_inputs(program_->backward_inputs, gradients);
   frame.run_to(schedule_.steps.size());
-  return frame.get_backward_outputs();
+  Backward result{frame.get_backward_outputs(), frame.has_run_out_of_place};
+  running.reset();
+  for (const WeakStorage& storage : given)
+    result.is_held = result.is_held || (!storage.expired() && !is_storage_of(result.gradients, storage));
+  return result;
 }
 
 }  // namespace headroom

@@ -27,6 +27,7 @@ struct CallArgument {
 /// A call of an operator on a stack, as the dispatcher makes it: arguments are popped, results pushed.
 struct OpCall {
   std::string name;
+  std::string source;  ///< module and line of the model that it comes from, for errors; empty: not known
   std::function<void(torch::jit::Stack&)> run;
   std::function<void(torch::jit::Stack&)>
       run_in_place;  ///< writes its first result over its first argument; may be empty
@@ -53,13 +54,23 @@ struct OpProgram {
   std::vector<int> forward_outputs;  ///< -1: none
   std::vector<int> backward_outputs;
   torch::Device device = torch::kCPU;
+  /// Called while an exception that is no c10::Error is handled: adds a note to it and returns true if it can, so that
+  /// errors of operators written in Python keep their types. May be empty.
+  std::function<bool(const std::string& note)> annotate;
 };
 
 /// A program run by a schedule. The forward half, up to where every forward output has been handed on, runs in forward();
-/// the rest in backward(). Each call in between has a frame of its own; letting go of a frame frees all that it has.
+/// the rest in backward(). Each step in flight has a frame of its own, which owns the step's memory; backward() empties it.
 ///
-/// An op that runs again sees the random numbers that it saw first. Errors come as std::runtime_error with the op's name
-/// and the shapes of what it read; lack of memory as c10::OutOfMemoryError, with what the plan expected to be there too.
+/// The step keeps autograd's promises:
+/// - An op that runs again sees the random numbers that it saw first.
+/// - An op runs in place only where the frame alone holds the tensor and its storage when it runs. Where somebody else
+///   does (autograd, a hook, the caller of backward), it runs out of place, and the peak may exceed the simulated one.
+/// - Backward throws PyTorch's error where an input or an output that it reads was changed in place after forward.
+/// - A frame does not keep itself alive through the outputs that forward returned.
+///
+/// An operator's error keeps its type, and names the op, the shapes of what it read and the source; lack of memory is a
+/// c10::OutOfMemoryError and also says what the plan expected to be live.
 class OpStep : public std::enable_shared_from_this<OpStep> {
  public:
   /// To be owned by a shared_ptr, since frames keep their step. Throws InvalidInput if the schedule is invalid, or runs in place where a call cannot.
@@ -73,20 +84,29 @@ class OpStep : public std::enable_shared_from_this<OpStep> {
   };
   Forward forward(Tensors inputs) const;
 
-  /// Once for a frame; its memory goes on the way.
-  Tensors backward(Frame& frame, Tensors gradients) const;
+  struct Backward {
+    Tensors gradients;
+    bool is_held = false;  ///< somebody else holds a gradient that backward was given, or a tensor to be overwritten
+  };
+  /// Runs once for a frame, and empties it, also where it throws. To run in place over a gradient, its only reference must
+  /// be the one in `gradients`.
+  Backward backward(Frame& frame, Tensors gradients) const;
 
   const OpProgram& program() const { return *program_; }
   const Schedule& schedule() const { return schedule_; }
 
  private:
   friend class Frame;
+  std::vector<bool> find_late_reads() const;
+  bool is_updated_by(int call, ValueId value) const;
+
   std::shared_ptr<const OpProgram> program_;
   Schedule schedule_;
   size_t forward_end_ = 0;
   std::vector<bool> is_again_;                ///< by step of the schedule: its op ran before
   std::vector<bool> replays_random_;          ///< by call: draws, and runs again
   std::vector<std::vector<int>> tensors_of_;  ///< by value
+  std::vector<bool> is_read_late_;            ///< by value: the backward half reads it as the forward half left it
 };
 
 }  // namespace headroom

@@ -4,6 +4,8 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
 
+#include <unordered_set>
+
 #include "headroom/io/json.h"
 #include "headroom/io/size.h"
 #include "headroom/plan/planners.h"
@@ -53,25 +55,45 @@ CallArgument to_argument(const py::handle& given, const c10::Argument& argument)
   return {CallArgument::Kind::kConstant, torch::jit::toIValue(given, argument.type()), {}};
 }
 
-/// As an operator's function, whose errors have their texts: torch's Python errors have none until they are asked.
+/// An operator's function. An exception of an operator written in Python is taken off the thread at once, since Python
+/// code that runs while the stack unwinds must not see it.
 std::function<void(torch::jit::Stack&)> boxed(const c10::OperatorHandle& op) {
   return [op](torch::jit::Stack& stack) {
     try {
       op.callBoxed(stack);
     } catch (python_error& error) {
       error.persist();
-      throw std::runtime_error(std::string(reinterpret_cast<PyTypeObject*>(error.type)->tp_name) + ": " + error.what());
+      throw;
     }
   };
+}
+
+/// Adds a note to the exception that is being handled, if it is Python's.
+bool annotate_python_error(const std::string& note) {
+  try {
+    throw;
+  } catch (python_error& error) {
+    const py::gil_scoped_acquire gil;
+    PyErr_NormalizeException(&error.type, &error.value, &error.traceback);
+    py::handle(error.value).attr("add_note")(note);
+  } catch (py::error_already_set& error) {
+    const py::gil_scoped_acquire gil;
+    error.value().attr("add_note")(note);
+  } catch (...) {
+    return false;
+  }
+  return true;
 }
 
 /// `in_place`: name and overload of the operator that writes its result over the first argument, and takes that once more
 /// at the end if it writes where it is told; empty: none.
 OpCall make_call(const std::string& name, const std::string& overload, const py::list& arguments,
-                 std::vector<int> results, bool draws, const std::pair<std::string, std::string>& in_place) {
+                 std::vector<int> results, bool draws, const std::pair<std::string, std::string>& in_place,
+                 std::string source) {
   const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
   OpCall call;
   call.name = overload.empty() ? name : name + "." + overload;
+  call.source = std::move(source);
   call.run = boxed(op);
   const std::vector<c10::Argument>& schema = op.schema().arguments();
   if (!in_place.first.empty()) {
@@ -92,9 +114,10 @@ OpCall make_call(const std::string& name, const std::string& overload, const py:
 
 /// A call into Python, for what is no operator. `arguments` are tensors; whatever else it needs, `function` has.
 OpCall make_python_call(const std::string& name, const py::function& function, const std::vector<int>& arguments,
-                        std::vector<int> results, bool draws) {
+                        std::vector<int> results, bool draws, std::string source) {
   OpCall call;
   call.name = name;
+  call.source = std::move(source);
   const size_t count = arguments.size();
   // The function is released with the GIL held.
   const std::shared_ptr<py::function> held(new py::function(function), [](py::function* one) {
@@ -165,6 +188,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("format_bytes", &format_bytes);
   module.def("allocated_bytes",
              [](int64_t bytes, const torch::Device& device) { return allocated_bytes(bytes, device); });
+  /// Bytes of the tensors' storages, each counted once. Not by their Python objects, which would then hold the storages.
+  module.def("storage_bytes", [](const std::vector<std::optional<at::Tensor>>& tensors) {
+    int64_t bytes = 0;
+    std::unordered_set<const c10::StorageImpl*> seen;
+    for (const std::optional<at::Tensor>& tensor : tensors)
+      if (tensor && tensor->has_storage() && seen.insert(tensor->storage().unsafeGetStorageImpl()).second)
+        bytes += allocated_bytes(static_cast<int64_t>(tensor->storage().nbytes()), tensor->device());
+    return bytes;
+  });
   module.def("planner_names", [] {
     std::vector<std::string> names;
     for (const Planner& planner : planners()) names.emplace_back(planner.name);
@@ -181,8 +213,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     return TensorReference{number, is_updated};
   }));
   py::class_<OpCall>(module, "OpCall");
-  module.def("make_call", &make_call);
-  module.def("make_python_call", &make_python_call);
+  module.def("make_call", &make_call, py::arg("name"), py::arg("overload"), py::arg("arguments"), py::arg("results"),
+             py::arg("draws"), py::arg("in_place"), py::arg("source") = "");
+  module.def("make_python_call", &make_python_call, py::arg("name"), py::arg("function"), py::arg("arguments"),
+             py::arg("results"), py::arg("draws"), py::arg("source") = "");
 
   py::class_<Graph, std::shared_ptr<Graph>>(module, "Graph")
       .def(py::init(
@@ -221,7 +255,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_property_readonly("peak_step", [](const Simulation& simulation) {
         return simulation.peak_step ? static_cast<int64_t>(*simulation.peak_step) : -1;
       });
-  module.def("simulate", &simulate, py::call_guard<py::gil_scoped_release>());
+  /// Throws where the schedule is invalid for the graph: its numbers would be those of its first steps.
+  module.def(
+      "simulate",
+      [](const Graph& graph, const Schedule& schedule) {
+        Simulation simulation = simulate(graph, schedule);
+        if (simulation.error)
+          throw InvalidInput("the schedule is invalid at step " + std::to_string(simulation.error->step) + ": " +
+                             simulation.error->message);
+        return simulation;
+      },
+      py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "is_valid", [](const Graph& graph, const Schedule& schedule) { return !verify(graph, schedule); },
+      py::call_guard<py::gil_scoped_release>());
   module.def("alive_during", [](const Graph& graph, const Schedule& schedule, size_t step) {
     std::vector<int> values;
     for (const ValueId id : alive_during(graph, schedule, step)) values.push_back(static_cast<int>(id));
@@ -283,7 +330,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return std::make_shared<OpProgram>(OpProgram{graph, calls, std::move(call_of_op), std::move(call_of_view),
                                                      std::move(value_of_tensor), std::move(forward_inputs),
                                                      std::move(backward_inputs), std::move(forward_outputs),
-                                                     std::move(backward_outputs), device});
+                                                     std::move(backward_outputs), device, annotate_python_error});
       }));
 
   py::class_<FrameHandle>(module, "Frame");
@@ -309,12 +356,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              for (const py::handle& one : gradients)
                tensors.push_back(one.is_none() ? at::Tensor() : one.cast<at::Tensor>());
              gradients.attr("clear")();
-             Tensors results;
+             OpStep::Backward made;
              {
                const py::gil_scoped_release no_gil;
-               results = step.backward(*handle.frame, std::move(tensors));
+               made = step.backward(*handle.frame, std::move(tensors));
              }
-             return results;
+             return std::pair(std::move(made.gradients), made.is_held);
            }));
 
   bind_sequential(module);

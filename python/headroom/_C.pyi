@@ -10,6 +10,7 @@ def parse_bytes(text: str) -> int: ...
 def parse_budget(text: str, store_all_bytes: int) -> int: ...
 def format_bytes(bytes: int) -> str: ...  # noqa: A002
 def allocated_bytes(bytes: int, device: torch.device) -> int: ...  # noqa: A002
+def storage_bytes(tensors: Sequence[torch.Tensor | None]) -> int: ...
 def planner_names() -> list[str]: ...
 
 class Meter:
@@ -24,7 +25,13 @@ class TensorReference:
 class OpCall: ...
 
 def make_call(
-    name: str, overload: str, arguments: list[object], results: Sequence[int], draws: bool, in_place: tuple[str, str]
+    name: str,
+    overload: str,
+    arguments: list[object],
+    results: Sequence[int],
+    draws: bool,
+    in_place: tuple[str, str],
+    source: str,
 ) -> OpCall: ...
 def make_python_call(
     name: str,
@@ -32,6 +39,7 @@ def make_python_call(
     arguments: Sequence[int],
     results: Sequence[int],
     draws: bool,
+    source: str,
 ) -> OpCall: ...
 
 class Graph:
@@ -63,7 +71,8 @@ class Simulation:
     after_bytes: list[int]
     peak_step: int
 
-def simulate(graph: Graph, schedule: Schedule) -> Simulation: ...
+def simulate(graph: Graph, schedule: Schedule) -> Simulation: ...  # throws InvalidInput for an invalid schedule
+def is_valid(graph: Graph, schedule: Schedule) -> bool: ...
 def alive_during(graph: Graph, schedule: Schedule, step: int) -> list[int]: ...
 
 class Problem:
@@ -110,7 +119,10 @@ class Frame: ...
 class OpStep:
     def __init__(self, program: OpProgram, schedule: Schedule) -> None: ...
     def forward(self, inputs: list[object]) -> tuple[list[torch.Tensor], Frame]: ...
-    def backward(self, frame: Frame, gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
+    # Gradients, and whether somebody else holds one of those given, so that it is not freed or overwritten as planned.
+    def backward(
+        self, frame: Frame, gradients: list[torch.Tensor | None]
+    ) -> tuple[list[torch.Tensor | None], bool]: ...
 
 class PlannedStages:
     predicted_peak_bytes: int

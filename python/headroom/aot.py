@@ -27,10 +27,18 @@ from headroom.capture import (
     make_graph,
     needs_a_tensor,
     normalized_arguments,
+    place_of,
 )
 from headroom.costs import CostCache, fill_costs
 from headroom.flight import Place, flights_on, unwatched
-from headroom.rewrite import call_eager_batch_norms, update_statistics, updated_by
+from headroom.rewrite import (
+    call_eager_batch_norms,
+    drop_unused_statistics,
+    protect_changed_inputs,
+    update_statistics,
+    updated_by,
+)
+from headroom.tracing import eager_kernels
 
 
 @functools.cache
@@ -208,9 +216,9 @@ class Step:
         now = self.chosen.get(place)
         if now is not None:
             if rest != now.rest and now.rest_fits != rest:
-                now.peak_bytes = _C.simulate(self.shape(rest).graph, now.plan.schedule).peak_bytes
+                now.peak_bytes = self._peak_beside(rest, now.plan.schedule)
                 now.rest_fits = rest
-            if now.peak_bytes <= budget:
+            if now.peak_bytes is not None and now.peak_bytes <= budget:
                 return now.op_step
         try:
             plan, op_step = self.plan(budget, rest, outside)
@@ -226,6 +234,11 @@ class Step:
             self.settings.on_plan(Planned(peak - inputs, budget - inputs, plan.time_ns, plan.base_time_ns))
         return op_step
 
+    def _peak_beside(self, rest: Rest, schedule: _C.Schedule) -> int | None:
+        """The peak of a schedule that was made for another rest of the step; None: it is not valid beside this one."""
+        graph = self.shape(rest).graph
+        return _C.simulate(graph, schedule).peak_bytes if _C.is_valid(graph, schedule) else None
+
     @functools.cached_property
     def input_bytes(self) -> int:
         """What the graph counts as there before a step."""
@@ -240,7 +253,7 @@ class Chosen:
     op_step: _C.OpStep
     rest: Rest  # that it was planned with
     rest_fits: Rest  # that its peak was last simulated with
-    peak_bytes: int
+    peak_bytes: int | None  # None: the schedule is not valid beside that rest
 
 
 def make_calls(captured: Capture) -> list[_C.OpCall]:
@@ -254,7 +267,8 @@ def make_calls(captured: Capture) -> list[_C.OpCall]:
         arguments = normalized_arguments(node, functools.partial(_argument, captured, updated_by(node)))
         variant = in_place_of(node.target)
         in_place = ("", "") if variant is None else (variant._schema.name, variant._schema.overload_name)
-        calls.append(_C.make_call(schema.name, schema.overload_name, arguments, call.makes, call.draws, in_place))
+        name = (schema.name, schema.overload_name)
+        calls.append(_C.make_call(*name, arguments, call.makes, call.draws, in_place, place_of(node)))
     return calls
 
 
@@ -281,7 +295,8 @@ def _python_call(captured: Capture, call: Call) -> _C.OpCall:
         made = node.target(*fx.node.map_arg(node.args, given), **fx.node.map_arg(node.kwargs, given))
         return [one if isinstance(one, torch.Tensor) else None for one in flat_results(made)]
 
-    return _C.make_python_call(str(node.target), run, [captured.number[one] for one in order], call.makes, call.draws)
+    arguments = [captured.number[one] for one in order]
+    return _C.make_python_call(str(node.target), run, arguments, call.makes, call.draws, place_of(node))
 
 
 def make_program(captured: Capture, calls: list[_C.OpCall], graph: _C.Graph, call_of_op: list[int]) -> _C.OpProgram:
@@ -302,6 +317,8 @@ def make_program(captured: Capture, calls: list[_C.OpCall], graph: _C.Graph, cal
 def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settings, name: str) -> Step:
     call_eager_batch_norms(joint)
     update_statistics(joint, forward_output_count)
+    drop_unused_statistics(joint)
+    protect_changed_inputs(joint, forward_output_count)
     captured = capture(joint, forward_output_count, name)
     device = captured.device
     fill_costs(captured, cost_cache(device, settings), meter_of(device))
@@ -368,6 +385,8 @@ def compile_graph(
         example = next(node.meta["val"] for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor))
         with example.fake_mode:
             token.meta["val"] = torch.empty(0)
+        # Kept on autograd's context as it is: hooks for saved tensors would replace it.
+        token.meta["saved_tensor_with_no_vc_check"] = True
         forward = _stub("forward", primals, [*outputs[:num_fwd_outputs], token])
         backward = _stub("backward", [token, *tangents], outputs[num_fwd_outputs:])
         return forward, backward
@@ -401,12 +420,13 @@ def compile_graph(
     def inference_compiler(inference: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         return make_boxed_func(inference.forward)
 
-    return aot_module_simplified(
-        gm,
-        example_inputs,
-        fw_compiler=forward_compiler,
-        bw_compiler=backward_compiler,
-        partition_fn=partition,
-        inference_compiler=inference_compiler,
-        keep_inference_input_mutations=False,
-    )
+    with eager_kernels():
+        return aot_module_simplified(
+            gm,
+            example_inputs,
+            fw_compiler=forward_compiler,
+            bw_compiler=backward_compiler,
+            partition_fn=partition,
+            inference_compiler=inference_compiler,
+            keep_inference_input_mutations=False,
+        )

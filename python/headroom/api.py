@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 
 from headroom import _C
 from headroom.aot import BudgetError, Settings, Step, compile_graph, meter_of
@@ -23,17 +24,64 @@ __all__ = ["MemoryPlan", "compile", "max_batch", "plan"]
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Any:
     """For ``torch.compile(model, backend="headroom", options={"budget": "8GiB"})``."""
-    known = set(Settings.__dataclass_fields__)
-    unknown = sorted(set(options or {}) - known)
+    return _compile_graph(gm, example_inputs, _settings_of(options))
+
+
+# By options object, which is kept so that its id stays its own: torch.compile hands the same one to each of its graphs,
+# and these share one budget.
+_settings: dict[int, tuple[dict[str, Any] | None, Settings]] = {}
+
+
+def _settings_of(options: dict[str, Any] | None) -> Settings:
+    unknown = sorted(set(options or {}) - set(Settings.__dataclass_fields__))
     if unknown:
-        raise ValueError(f"no option {', '.join(unknown)}; there are {', '.join(sorted(known))}")
-    _refuse_silent_fallback()
+        raise ValueError(f"no option {', '.join(unknown)}; there are {', '.join(Settings.__dataclass_fields__)}")
     settings = Settings(**(options or {}))
+    _, kept = _settings.get(id(options), (None, None))
+    if kept != settings:
+        _settings[id(options)] = (options, settings)
+    return _settings[id(options)][1]
+
+
+def _compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings) -> Any:
+    _refuse_silent_fallback()
     if settings.kernels == "inductor":
         from headroom.kernels import Kernels
 
         return Kernels(gm, settings)
     return compile_graph(gm, example_inputs, settings)
+
+
+class _Backend:
+    """The backend of one compile(), whose graphs share one budget."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.is_used = False
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        self.is_used = True
+        return _compile_graph(gm, example_inputs, self.settings)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "is_used": False}
+
+    def check(self, result: object) -> None:
+        leaves = torch.utils._pytree.tree_leaves(result)
+        if not self.is_used and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+            raise Unsupported(
+                "torch.compile captured nothing of the model, so nothing keeps to the budget; see why with "
+                "TORCH_LOGS=graph_breaks, or train an nn.Sequential with headroom.Sequential"
+            )
+
+
+class CompiledModule(OptimizedModule):
+    """What compile() makes of a module: torch.compile's, which also checks that something was captured."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().__call__(*args, **kwargs)
+        innermost_backend(self.dynamo_ctx.callback).compiler_fn.check(result)
+        return result
 
 
 def _refuse_silent_fallback() -> None:
@@ -55,34 +103,19 @@ def compile(model: Callable[..., Any], budget: int | str | None = None, **option
     Bytes are the device's whole peak in a step, as torch reports it. Options: ``planner`` and ``reserve`` (bytes to
     leave free, for an optimizer's state). A budget that cannot be kept raises BudgetError in the first call.
     """
-    settings = {"budget": budget, **options}
-    Settings(**settings)
-    is_captured = False
+    backend = _Backend(Settings(budget=budget, **options))
+    compiled = torch.compile(model, backend=backend, dynamic=False)
+    if isinstance(compiled, OptimizedModule):
+        compiled.__class__ = CompiledModule
+        return compiled
 
-    def noting_backend(gm: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any]) -> Any:
-        nonlocal is_captured
-        is_captured = True
-        return backend(gm, inputs, options=options)
+    @functools.wraps(compiled)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        result = compiled(*args, **kwargs)
+        backend.check(result)
+        return result
 
-    def check(run: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(run)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            result = run(*args, **kwargs)
-            leaves = torch.utils._pytree.tree_leaves(result)
-            if not is_captured and any(isinstance(one, torch.Tensor) and one.requires_grad for one in leaves):
-                raise Unsupported(
-                    "torch.compile captured nothing of the model, so nothing keeps to the budget; see why with "
-                    "TORCH_LOGS=graph_breaks, or train an nn.Sequential with headroom.Sequential"
-                )
-            return result
-
-        return checked
-
-    compiled = torch.compile(model, backend=noting_backend, options=settings, dynamic=False)
-    if not isinstance(compiled, torch.nn.Module):
-        return check(compiled)
-    compiled.forward = check(compiled.forward)
-    return compiled
+    return checked
 
 
 @dataclass

@@ -33,6 +33,8 @@ _FUNCTIONAL_HIGHER_ORDER = {
     "while_loop",
 }
 
+# In a node's meta: it runs in forward, whether or not forward's outputs need it.
+IN_FORWARD = "headroom_in_forward"
 
 # Operators that may write their result over their first argument, though they have no variant named for it.
 _WRITE_GRAD_INPUT = {
@@ -170,7 +172,8 @@ def overwritten(call: Call, of: Capture) -> list[int]:
         return []
     given, made = first.meta["val"], call.node.meta["val"]
     same = (given.shape, given.stride(), given.dtype) == (made.shape, made.stride(), made.dtype)
-    return [value] if same else []
+    # Kernels on complex numbers may round differently in place.
+    return [value] if same and not made.is_complex() else []
 
 
 def needs_a_tensor(node: fx.Node) -> list[fx.Node]:
@@ -299,6 +302,7 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
     stack = [
         maker[of.value_of_tensor[one]] for one in of.forward_outputs if one >= 0 and of.value_of_tensor[one] in maker
     ]
+    stack += [position for position, call in enumerate(of.calls) if call.node.meta.get(IN_FORWARD)]
     while stack:
         position = stack.pop()
         if position not in forward:
@@ -436,6 +440,12 @@ def source_of(node: fx.Node) -> str:
     """The line of the user's source that a call comes from; empty: none is known."""
     lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     return f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
+
+
+def place_of(node: fx.Node) -> str:
+    """The module and the line that a call comes from, for errors; empty: neither is known."""
+    module, source = module_of(node), source_of(node)
+    return ", ".join([*([f"module {module}"] if module else []), *([source] if source else [])])
 
 
 def normalized_arguments(node: fx.Node, reference: Callable[[fx.Node], object]) -> list[object]:

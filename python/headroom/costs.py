@@ -233,7 +233,7 @@ def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
             if key not in cache.costs:
                 try:
                     cache.costs[key] = _measure(call, captured.constants, captured.device, meter)
-                except RuntimeError:
+                except Exception:  # An operator may raise anything, and may do so only here.
                     cache.costs[key] = _estimate(call)
                 cache.is_changed = True
         cache.save()

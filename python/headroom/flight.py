@@ -4,19 +4,22 @@ Between a graph's forward and its backward other things happen on the device: ot
 forwards, a loss outside the graph. To a plan that is one op, the rest of the step (capture.Rest). What it has is
 learned in the first steps; graphs that run in it are known by their own plans. Where there is more memory than the
 smallest plans need, each graph gets the same share of the way from its smallest plan to storing all.
+
+Only graphs of one compiled model (one Settings object) that one thread has entered share a budget: they are a Stack.
+What other stacks do on the device at the same time is not learned as part of a step.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from headroom import _C
 from headroom.capture import Rest
@@ -74,111 +77,153 @@ class Flight:
     place: Place
     op_step: _C.OpStep
     frame: _C.Frame
+    stack: Stack
     root_before_bytes: int  # on the device before the first of those in flight
     after_bytes: int  # on the device after its forward
-    root: Place | None = None
+    root: Place
+    is_alone: bool  # no other stack has run on the device since its forward
     is_watched: bool = False  # the peak since its forward, or since the last graph in it, is its rest's
 
 
+class Stack:
+    """The flights of one model in one thread, innermost last."""
+
+    def __init__(self) -> None:
+        self._flights: list[weakref.ref[Flight]] = []
+
+    def flights(self) -> list[Flight]:
+        """Those that still wait for their backward. What nobody will differentiate any more is gone."""
+        self._flights = [reference for reference in self._flights if reference() is not None]
+        return [flight for reference in self._flights if (flight := reference()) is not None]
+
+    def push(self, flight: Flight) -> None:
+        self._flights.append(weakref.ref(flight))
+
+    def remove(self, flight: Flight) -> None:
+        self._flights = [reference for reference in self._flights if reference() not in (None, flight)]
+
+
 class Device:
-    """What is in flight on a device."""
+    """What is in flight on a device. Threads take turns by its lock, except while they run operators."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.meter = _C.Meter(device)
-        self.flights: list[weakref.ref[Flight]] = []
+        self.lock = threading.RLock()
+        self.stacks: dict[tuple[int, int], Stack] = {}  # by thread and Settings object, while they have flights
         self.roots: weakref.WeakKeyDictionary[Step, Place] = weakref.WeakKeyDictionary()
 
-    def alive(self) -> list[Flight]:
-        self.flights = [one for one in self.flights if one() is not None]
-        return [flight for one in self.flights if (flight := one()) is not None]
+    def stack_of(self, step: Step) -> Stack:
+        """This thread's stack of the step's model. Those of others without flights are forgotten."""
+        key = (threading.get_ident(), id(step.settings))
+        self.stacks = {other: stack for other, stack in self.stacks.items() if other == key or stack.flights()}
+        return self.stacks.setdefault(key, Stack())
 
     def pause(self) -> None:
-        """From here on the peak is no longer that of the innermost rest."""
-        alive = self.alive()
-        if alive and alive[-1].is_watched:
-            self._learn(alive[-1])
-            alive[-1].is_watched = False
+        """From here on the peak is no longer that of a flight's rest."""
+        for flight in self._flights():
+            if flight.is_watched:
+                known = flight.place.own_rest
+                peak = max(known.peak_bytes, self.meter.peak_bytes() - flight.after_bytes)
+                flight.place.own_rest = known._replace(peak_bytes=peak)
+                flight.is_watched = False
 
     def resume(self) -> None:
-        alive = self.alive()
-        if alive and alive[-1].place.backwards < _LEARNING_STEPS:
+        """Watches the innermost flight, where there is one stack alone."""
+        flights = self._flights()
+        if not flights or any(flight.stack is not flights[-1].stack for flight in flights):
+            return
+        if flights[-1].is_alone and flights[-1].place.backwards < _LEARNING_STEPS:
             self.meter.reset_peak()
-            alive[-1].is_watched = True
+            flights[-1].is_watched = True
 
     def forward(self, step: Step, arguments: list[object]) -> tuple[list[torch.Tensor], Flight]:
-        self.pause()
-        alive = self.alive()
-        before = self.meter.current_bytes()
-        if alive:
-            place = alive[-1].place.inner.setdefault(step, Place(step))
-            place.gap_bytes = max(place.gap_bytes, before - alive[-1].after_bytes)
-            root, root_before = alive[0].root, alive[0].root_before_bytes
-        else:
-            place = root = self.roots.setdefault(step, Place(step))
-            root_before = before
-        op_step = step.choose(place, before, step.settings.device_bytes(root_before, root), is_inner=bool(alive))
+        with self.lock:
+            self.pause()
+            stack = self.stack_of(step)
+            outer = stack.flights()
+            is_alone = self._disturb_others(stack)
+            before = self.meter.current_bytes()
+            if outer:
+                place = outer[-1].place.inner.setdefault(step, Place(step))
+                if is_alone and outer[-1].is_alone:
+                    place.gap_bytes = max(place.gap_bytes, before - outer[-1].after_bytes)
+                root, root_before = outer[0].root, outer[0].root_before_bytes
+            else:
+                place = root = self.roots.setdefault(step, Place(step))
+                root_before = before
+            device_bytes = step.settings.device_bytes(root_before, root)
+            op_step = step.choose(place, before, device_bytes, is_inner=bool(outer))
         outputs, frame = op_step.forward(arguments)
-        flight = Flight(place, op_step, frame, root_before, self.meter.current_bytes(), root)
-        self.flights.append(weakref.ref(flight))
-        self.resume()
+        with self.lock:
+            after = self.meter.current_bytes()
+            flight = Flight(place, op_step, frame, stack, root_before, after, root, is_alone)
+            stack.push(flight)
+            self.resume()
         return outputs, flight
 
     def backward(self, flight: Flight, gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        if self.alive() and self.alive()[-1] is flight:
-            self.pause()
-        place = flight.place
-        alive = self.alive()
-        inner = alive[alive.index(flight) + 1 :] if flight in alive else []
-        self.flights = [one for one in self.flights if one() is not flight]
-        given: list[StorageWeakRef] = []
-        if place.backwards < _LEARNING_STEPS:
-            given_bytes = _bytes_of(gradients)
-            left = self.meter.current_bytes() - flight.after_bytes - given_bytes
-            if inner:
-                place.is_crossed = True
-                left -= inner[-1].after_bytes - flight.after_bytes
-            known = place.own_rest
-            peak = max(known.peak_bytes, left + given_bytes)
-            place.own_rest = known._replace(peak_bytes=peak, left_bytes=max(known.left_bytes, left))
-            place.backwards += 1
-            large = [one for one in gradients if one is not None and one.numel() > 1]
-            given = [StorageWeakRef(one.untyped_storage()) for one in large]
-            del large
-        results = flight.op_step.backward(flight.frame, gradients)
-        made = {one.untyped_storage()._cdata for one in results if one is not None} if given else set()
-        if any(not one.expired() and one.cdata not in made for one in given):
-            place.own_rest = place.own_rest._replace(is_held=True)
-        self.resume()
+        with self.lock:
+            self._end_rest(flight, gradients)
+        results, is_held = flight.op_step.backward(flight.frame, gradients)
+        with self.lock:
+            if is_held:
+                flight.place.own_rest = flight.place.own_rest._replace(is_held=True)
+            self.resume()
         return results
 
-    def _learn(self, flight: Flight) -> None:
-        known = flight.place.own_rest
-        peak = max(known.peak_bytes, self.meter.peak_bytes() - flight.after_bytes)
-        flight.place.own_rest = known._replace(peak_bytes=peak)
+    def _end_rest(self, flight: Flight, gradients: list[torch.Tensor | None]) -> None:
+        """Takes the flight off its stack, and learns what the rest of the step left."""
+        self.pause()
+        self._disturb_others(flight.stack)
+        flights = flight.stack.flights()
+        inner = flights[flights.index(flight) + 1 :] if flight in flights else []
+        flight.stack.remove(flight)
+        place = flight.place
+        if not flight.is_alone or place.backwards >= _LEARNING_STEPS:
+            return
+        given_bytes = _C.storage_bytes(gradients)
+        left = self.meter.current_bytes() - flight.after_bytes - given_bytes
+        if inner:
+            place.is_crossed = True
+            left -= inner[-1].after_bytes - flight.after_bytes
+        known = place.own_rest
+        peak = max(known.peak_bytes, left + given_bytes)
+        place.own_rest = known._replace(peak_bytes=peak, left_bytes=max(known.left_bytes, left))
+        place.backwards += 1
 
+    def _flights(self) -> list[Flight]:
+        return [flight for stack in self.stacks.values() for flight in stack.flights()]
 
-def _bytes_of(tensors: list[torch.Tensor | None]) -> int:
-    storages = {one.untyped_storage()._cdata: one.untyped_storage() for one in tensors if one is not None}
-    return sum(_C.allocated_bytes(one.nbytes(), one.device) for one in storages.values())
+    def _disturb_others(self, stack: Stack) -> bool:
+        """Notes that this stack runs beside others; whether there are none."""
+        others = [flight for flight in self._flights() if flight.stack is not stack]
+        for flight in others:
+            flight.is_alone = False
+        return not others
 
 
 _devices: dict[torch.device, Device] = {}
+_devices_lock = threading.Lock()
 
 
 def flights_on(device: torch.device) -> Device:
-    if device not in _devices:
-        _devices[device] = Device(device)
-    return _devices[device]
+    with _devices_lock:
+        if device not in _devices:
+            _devices[device] = Device(device)
+        return _devices[device]
 
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
     """Around work that no later step does."""
-    for device in _devices.values():
-        device.pause()
+    devices = list(_devices.values())
+    for device in devices:
+        with device.lock:
+            device.pause()
     try:
         yield
     finally:
-        for device in _devices.values():
-            device.resume()
+        for device in devices:
+            with device.lock:
+                device.resume()

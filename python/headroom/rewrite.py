@@ -1,13 +1,17 @@
-"""Changes to the joint graph that bring back what plain training calls."""
+"""Changes to the joint graph: what plain training calls is called, and backward reads what forward read."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointPolicy
+
+from headroom.capture import IN_FORWARD, is_tensor, is_view
 
 aten = torch.ops.aten
 
@@ -65,14 +69,14 @@ def update_statistics(joint: fx.GraphModule, forward_output_count: int) -> None:
     as it is where somebody else reads them, and where forward would do without the batch norm but for them.
     """
     graph = joint.graph
-    output = graph.output_node()
-    inputs = {node.meta.get("desc"): node for node in graph.find_nodes(op="placeholder")}
-    described = list(zip(output.args[0], output.meta.get("desc", ()), strict=False))
-    goes_to = {one: inputs.get(to.mutated_input) for one, to in described if isinstance(to, InputMutationAOTOutput)}
-    needed = _needed_by([one for one, _ in described[:forward_output_count] if one not in goes_to])
+    goes_to = dict(_input_updates(joint))
+    outputs = pytree.arg_tree_leaves(*graph.output_node().args)[:forward_output_count]
+    needed = _needed_by([one for one in outputs if one not in goes_to])
     for node in [one for one in graph.nodes if one.target in _UPDATING and one in needed]:
         target, kept = _UPDATING[node.target]
         image, weight, bias, mean, variance, *training, momentum, eps = node.args
+        if target is aten.cudnn_batch_norm.default and image.meta["val"].device.type != "cuda":
+            continue
         parts = {one.args[1]: one for one in node.users}
         statistics = [(parts.get(kept), mean), (parts.get(kept + 1), variance)]
         if not all(training) or not all(_is_only_written(one, given, goes_to) for one, given in statistics):
@@ -93,6 +97,76 @@ def _is_only_written(one: fx.Node | None, given: fx.Node, goes_to: dict[fx.Node,
     if one is None or goes_to.get(one) is not given or len(given.users) != 1:
         return False
     return all(user.op == "output" or user.target in _BACKWARD for user in one.users)
+
+
+def _input_updates(joint: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Forward outputs that AOTAutograd copies into inputs after forward, each with its input."""
+    inputs = {node.meta.get("desc"): node for node in joint.graph.find_nodes(op="placeholder")}
+    output = joint.graph.output_node()
+    for value, description in zip(output.args[0], output.meta["desc"], strict=True):
+        if isinstance(description, InputMutationAOTOutput):
+            yield value, inputs[description.mutated_input]
+
+
+def drop_unused_statistics(joint: fx.GraphModule) -> None:
+    """Removes running statistics from the arguments of batch norm's backward in training, which does not read them."""
+    for target in _BACKWARD:
+        for node in joint.graph.find_nodes(op="call_function", target=target):
+            if node.args[7] is True:
+                node.args = (*node.args[:3], None, None, *node.args[5:])
+
+
+def protect_changed_inputs(joint: fx.GraphModule, forward_output_count: int) -> None:
+    """Keeps backward from reading inputs that the step has changed by then, such as moving averages.
+
+    AOTAutograd writes the new values after forward. A forward call whose results are no larger than the input is not
+    rerun. Larger calls, and all that backward runs, read a copy that forward makes.
+    """
+    outputs = pytree.arg_tree_leaves(*joint.graph.output_node().args)[:forward_output_count]
+    in_forward = _needed_by(outputs)
+    for changed in dict.fromkeys(target for _, target in _input_updates(joint)):
+        input_bytes = _result_bytes(changed)
+        for alias in list(_aliases(changed)):
+            late = []
+            for reader in alias.users:
+                if reader.op == "output" or _is_alias_node(reader) or changed in updated_by(reader):
+                    continue
+                if reader in in_forward and _result_bytes(reader) <= input_bytes:
+                    reader.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+                else:
+                    late.append(reader)
+            if late:
+                copy = _copy_in_forward(joint.graph, alias)
+                for reader in late:
+                    reader.replace_input_with(alias, copy)
+    joint.recompile()
+
+
+def _copy_in_forward(graph: fx.Graph, source: fx.Node) -> fx.Node:
+    with graph.inserting_after(source), torch.no_grad():
+        copy = graph.call_function(aten.clone.default, (source,))
+        copy.meta = {**source.meta, "val": aten.clone.default(source.meta["val"])}
+        copy.meta |= {"recompute": CheckpointPolicy.MUST_SAVE, IN_FORWARD: True}
+        copy.meta.pop("desc", None)
+    return copy
+
+
+def _aliases(source: fx.Node) -> Iterator[fx.Node]:
+    """The node and all views of it that are tensors."""
+    if is_tensor(source.meta.get("val")):
+        yield source
+    for user in source.users:
+        if _is_alias_node(user):
+            yield from _aliases(user)
+
+
+def _is_alias_node(node: fx.Node) -> bool:
+    return node.op == "call_function" and (node.target is operator.getitem or is_view(node.target))
+
+
+def _result_bytes(node: fx.Node) -> int:
+    results = [value for value in pytree.tree_leaves(node.meta.get("val")) if is_tensor(value)]
+    return sum(value.numel() * value.element_size() for value in results)
 
 
 def _needed_by(nodes: list[object]) -> set[fx.Node]:

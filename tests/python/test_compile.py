@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,9 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
-from headroom.aot import Settings, Step, compile_graph  # noqa: E402
-from headroom.capture import Rest  # noqa: E402
-from headroom.flight import Place, flights_on  # noqa: E402
+from budgeted import Budgeted  # noqa: E402
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts  # noqa: E402
 from training_models import BEFORE_2_13, CASES, TRANSFORMERS, Trained, loss_of, train  # noqa: E402
 
@@ -32,46 +29,6 @@ def make(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
     model = CASES[name].make()
     inputs, labels = CASES[name].inputs()
     return model, inputs, labels
-
-
-class Budgeted:
-    """A compiled function whose budget can be changed, so that tests trace each model once."""
-
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        self.steps: list[Step] = []
-
-        def backend(gm: torch.fx.GraphModule, inputs: list) -> Callable[..., object]:
-            return compile_graph(gm, inputs, Settings("1x"), on_step=self.steps.append)
-
-        self.run = torch.compile(function, backend=backend, dynamic=False)
-
-    def __call__(self, *args: object) -> torch.Tensor:
-        return self.run(*args)
-
-    def place(self) -> Place:
-        """Of the one graph."""
-        (step,) = self.steps
-        return flights_on(torch.device("cpu")).roots[step]
-
-    def predicted_bytes(self) -> int:
-        """What its plan says a step adds."""
-        place = self.place()
-        return place.step.chosen[place].peak_bytes - place.step.input_bytes
-
-    def set_budget(self, budget: object) -> None:
-        for step in self.steps:
-            step.settings = Settings(budget)
-            step.chosen.clear()
-
-    def set_smallest_budget(self) -> None:
-        place = self.place()
-        self.set_budget(f"{place.smallest_bytes() / place.store_all_bytes() + 1e-6:.9f}x")
-
-    def ran(self) -> list[str]:
-        """Names of the operators that its plan runs, in order."""
-        place = self.place()
-        schedule = json.loads(place.step.chosen[place].plan.schedule.to_json(place.step.shape(Rest()).graph))
-        return [one["run"] for one in schedule["steps"] if "run" in one]
 
 
 def expect_same(found: Trained, expected: Trained) -> None:

@@ -175,7 +175,7 @@ def greedy(x: torch.Tensor, fails: bool) -> torch.Tensor:
 greedy.register_fake(lambda x, fails: torch.empty_like(x))
 
 
-def test_lack_of_memory_names_the_operator_and_what_was_expected() -> None:
+def test_lack_of_memory_in_an_operator_names_it() -> None:
     linear, x = torch.nn.Linear(16, 16), torch.randn(8, 16)
 
     def run(*, fails: bool) -> torch.Tensor:
@@ -183,19 +183,19 @@ def test_lack_of_memory_names_the_operator_and_what_was_expected() -> None:
 
     with pytest.raises(torch.OutOfMemoryError) as error:
         run(fails=True)
-    for text in ("headroom_test::greedy on [8, 16]", "tried to allocate 2 MiB", "the plan expected", "largest of them"):
-        assert text in str(error.value)
+    assert str(error.value) == "tried to allocate 2 MiB"
+    assert "headroom_test::greedy on [8, 16]" in error.value.__notes__[-1]
     assert torch.equal(run(fails=False), linear(x).sum() + (2 * x).sum())
 
 
 def test_an_error_in_an_operator_names_it() -> None:
     embedding = torch.nn.Embedding(4, 8)
     run = headroom.compile(lambda x: embedding(x).sum(), "1x")
-    with pytest.raises(RuntimeError, match=r"aten::embedding on \[4, 8\] \[3\]: .*out of range"):
-        run(torch.tensor([1, 2, 9]))
-    run(torch.tensor([1, 2, 3])).backward()
-    with pytest.raises(RuntimeError, match=r"aten::embedding on \[4, 8\] \[3\]: .*out of range"):
-        run(torch.tensor([1, 2, 9]))
+    message = r"out of range in self.*\n?.*in aten::embedding on \[4, 8\] \[3\], .*test_compile_errors.py:\d+"
+    for _ in range(2):
+        with pytest.raises(IndexError, match=message):
+            run(torch.tensor([1, 2, 9]))
+        run(torch.tensor([1, 2, 3])).backward()
 
 
 def test_importing_without_the_extension_says_how_to_build_it(tmp_path: Path) -> None:
