@@ -304,11 +304,10 @@ def _in_flight() -> list[Flight]:
 
 
 def flights_of_this_thread(settings: Settings, device: torch.device) -> list[Flight]:
-    """Returns those that share a budget on the device: graphs of one compiled model, by `settings.scope`."""
+    """Returns those that share a budget on the device: graphs of one compiled model, which have one Settings object."""
     flights = _in_flight()
     flights[:] = [one for one in flights if one.is_alive()]
-    scope = getattr(settings, "scope", None)
-    return [one for one in flights if one.device == device and getattr(one.kernels.settings, "scope", None) is scope]
+    return [one for one in flights if one.device == device and one.kernels.settings is settings]
 
 
 @contextlib.contextmanager

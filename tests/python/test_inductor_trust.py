@@ -29,12 +29,6 @@ def costs_that_are_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "_sample_ns", lambda *_: 10_000_000)
 
 
-def settings_of(budget: int | str, scope: object = None, **options: Any) -> headroom.aot.Settings:
-    settings = headroom.aot.Settings(budget=budget, kernels="inductor", **options)
-    settings.scope = scope
-    return settings
-
-
 def compiled(
     function: Callable[..., Any], budget: int | str, dynamic: bool | None = False
 ) -> tuple[Callable[..., Any], list[headroom.aot.Planned]]:
@@ -421,7 +415,7 @@ def test_models_and_threads_do_not_share_a_budget() -> None:
         plan(self, arguments, outer)
 
     def step_of(model: torch.nn.Module) -> Callable[..., Any]:
-        settings = settings_of("10x", scope=object())
+        settings = headroom.aot.Settings(budget="10x", kernels="inductor")
         return torch.compile(model, backend=lambda gm, _: kernels.Kernels(gm, settings), dynamic=False)
 
     errors: list[BaseException] = []
