@@ -13,69 +13,22 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
-from headroom import costs, kernels, trial  # noqa: E402
+from inductor_steps import (  # noqa: E402
+    BATCH,
+    WIDTH,
+    Net,
+    assert_close,
+    assert_recomputes,
+    batch,
+    compiled,
+    each_budget,
+    gradients,
+    same_costs,  # noqa: F401
+)
+
+from headroom import kernels, trial  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone", "same_costs")
-
-WIDTH, BATCH = 16, 64
-# PyTorch's own partition, and a plan that recomputes.
-BUDGETS = ["10x", "0.8x"]
-each_budget = pytest.mark.parametrize("budget", BUDGETS)
-
-
-@pytest.fixture(name="same_costs")
-def costs_that_are_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "_measure", lambda *_: (10_000, 0))
-    monkeypatch.setattr(costs, "_sample_ns", lambda *_: 10_000_000)
-
-
-def compiled(
-    function: Callable[..., Any], budget: int | str, dynamic: bool | None = False
-) -> tuple[Callable[..., Any], list[headroom.aot.Planned]]:
-    """The function within a budget, and the plans that it comes to run by."""
-    torch._dynamo.reset()
-    plans: list[headroom.aot.Planned] = []
-    options = {"budget": budget, "kernels": "inductor", "on_plan": plans.append}
-    return torch.compile(function, backend=headroom.api.backend, options=options, dynamic=dynamic), plans
-
-
-class Net(torch.nn.Module):
-    """Stores twice what it needs to."""
-
-    def __init__(self, layers: int = 4) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x).sin().exp()
-        return x
-
-
-def batch(seed: int = 1, *, requires_grad: bool = False) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(BATCH, WIDTH, generator=generator).requires_grad_(requires_grad)
-
-
-def gradients(model: torch.nn.Module) -> list[torch.Tensor | None]:
-    made = [one.grad for one in model.parameters()]
-    model.zero_grad()
-    return made
-
-
-def assert_close(found: list[Any], expected: list[Any]) -> None:
-    assert len(found) == len(expected)
-    for position, (one, other) in enumerate(zip(found, expected, strict=True)):
-        assert (one is None) == (other is None), position
-        if other is not None:
-            scale = float(other.detach().abs().max())
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * scale, msg=lambda m, i=position: f"{i}: {m}")
-
-
-def assert_recomputes(plans: list[headroom.aot.Planned], budget: str) -> None:
-    """So that what a test says of a plan is not said of PyTorch's own partition."""
-    assert (plans[-1].time_ns > plans[-1].plain_time_ns) == (budget != BUDGETS[0]), plans[-1]
 
 
 @pytest.mark.parametrize("budget", ["10x", "0.9x"])
@@ -237,76 +190,6 @@ def test_copies_for_a_trial_share_memory_as_the_arguments_do() -> None:
     assert base.tolist() == [0, 1, 2, 3, 4, 5]
     assert leaf.grad is None
     assert history.tolist() == [2, 2, 2]
-
-
-class Remembering(torch.nn.Module):
-    """Reads buffers that it then updates: a queue, a codebook, a history of maxima, and an average through a view."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = Net(2)
-        self.register_buffer("queue", torch.randn(32, WIDTH))
-        self.register_buffer("codebook", torch.randn(8, WIDTH))
-        self.register_buffer("history", torch.rand(4) + 1)
-        self.register_buffer("average", torch.rand(2, WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = (self.net(x) * self.average.clone()[1]).sin()
-        scale = self.history.amax()
-        x = (x / scale).tanh() * scale
-        similar = (x @ self.queue.clone().t()).softmax(-1)
-        x = x - (x @ self.codebook.clone().t()).softmax(-1) @ self.codebook.clone()
-        with torch.no_grad():
-            self.queue[: BATCH // 4].copy_(x[: BATCH // 4])
-            self.codebook.mul_(0.5).add_(x[:8], alpha=0.5)
-            self.history.copy_(self.history.roll(1) * 3)
-            self.average[1].mul_(0.1).add_(x.mean(0))
-        return similar.square().sum() + x.square().mean()
-
-
-@pytest.mark.parametrize("budget", ["10x", "0.75x"])
-def test_backward_reads_buffers_as_they_were(budget: str) -> None:
-    plain, model = Remembering(), Remembering()
-    step, _ = compiled(model, budget)
-    for seed in range(2):
-        inputs = [batch(seed, requires_grad=True) for _ in range(2)]
-        plain(inputs[0]).backward()
-        step(inputs[1]).backward()
-        assert_close([inputs[1].grad, *gradients(model)], [inputs[0].grad, *gradients(plain)])
-        assert_close(list(model.buffers()), list(plain.buffers()))
-
-
-class _ReadsInBackward(torch.autograd.Function):
-    """Its backward reads a buffer that its forward does not."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(buffer)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient * ctx.saved_tensors[0], None
-
-
-@each_budget
-def test_a_buffer_that_only_backward_reads_is_kept(budget: str) -> None:
-    buffers = [torch.rand(WIDTH) for _ in range(2)]
-    buffers[1].copy_(buffers[0])
-    plain, model = Net(), Net()
-
-    def make(net: torch.nn.Module, buffer: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        def run(x: torch.Tensor) -> torch.Tensor:
-            result = _ReadsInBackward.apply(net(x), buffer.clone())
-            buffer.fill_(3.0)
-            return result
-
-        return run
-
-    make(plain, buffers[0])(batch()).sum().backward()
-    step, _ = compiled(make(model, buffers[1]), budget)
-    step(batch()).sum().backward()
-    assert_close([*gradients(model), buffers[1]], [*gradients(plain), buffers[0]])
 
 
 @each_budget
