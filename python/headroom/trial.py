@@ -57,7 +57,11 @@ def _without_saved_tensors_hooks() -> Iterator[None]:
 
 
 def find_changed(gm: fx.GraphModule, fakes: Sequence[Any]) -> set[int]:
-    """Returns the positions of arguments that the graph changes in place, by the versions of stand-ins for them."""
+    """Returns the positions of arguments that the graph may change in place.
+
+    For those that take a gradient the versions of stand-ins tell. Others may be changed unseen, as the statistics of a
+    batch norm are, whose operator does not say so.
+    """
     tensors = {i: fake for i, fake in enumerate(fakes) if is_tensor(fake)}
     mutates_unseen = any("mutation" in str(node.target) for node in gm.graph.nodes if node.op == "call_function")
     mode = next((fake.fake_mode for fake in tensors.values() if isinstance(fake, FakeTensor)), None)
@@ -69,7 +73,7 @@ def find_changed(gm: fx.GraphModule, fakes: Sequence[Any]) -> set[int]:
             fx.Interpreter(gm).run(*fakes)
     except Exception:  # An operator needs real numbers; then anything may change.
         return set(tensors)
-    return {i for i, fake in tensors.items() if fake._version != before[i]}
+    return {i for i, fake in tensors.items() if not fake.requires_grad or fake._version != before[i]}
 
 
 class Arguments:

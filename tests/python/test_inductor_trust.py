@@ -111,7 +111,7 @@ def test_a_trial_of_an_inner_graph_is_in_no_peak(monkeypatch: pytest.MonkeyPatch
 
 
 class Changing(torch.nn.Module):
-    """Changes a buffer through views, a weight, and its input."""
+    """Changes a buffer through views, statistics, a weight, and its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,6 +119,7 @@ class Changing(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.randn(WIDTH, WIDTH) / 4)
         self.scale = torch.nn.Parameter(torch.ones(WIDTH))
         self.register_buffer("history", torch.rand(4, WIDTH))
+        self.norm = torch.nn.BatchNorm1d(WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x.mul_(0.5)
@@ -127,7 +128,7 @@ class Changing(torch.nn.Module):
             self.history[0].copy_(y.detach().abs().amax(0))
             self.history[1:].mul_(0.5)
             self.scale.mul_(0.9)
-        return y.exp()
+        return self.norm(y).exp()
 
 
 def test_a_trial_changes_nothing_that_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +170,7 @@ def test_a_trial_changes_nothing_that_the_user_has(monkeypatch: pytest.MonkeyPat
         result.square().sum().backward()
         assert_close(list(current.buffers()), list(plain.buffers()))
     assert len(trials) == 1
-    assert heard.count("hook") == heard.count("accumulated") == 2  # one for each weight
+    assert heard.count("hook") == heard.count("accumulated") == 4  # one for each weight
     assert_close(gradients(model), gradients(plain))
 
 
