@@ -6,14 +6,18 @@ SHELL := bash
 
 JOBS ?= $(shell nproc)
 INSTANCES ?=
+KERNELS ?= eager
 CHAIN_OF := --batch 8 --chain --steps 1 --no-plain --no-chart --out-graph build/chains
+EAGER_PROGRAMS ?= 10000
+INDUCTOR_PROGRAMS ?= 1000
+PROGRAMS := PYTHONPATH=$(CURDIR)/build/dev/python OMP_NUM_THREADS=1 $(CURDIR)/.venv/bin/python -m programs --jobs $(JOBS)
 # clang 14's sanitizers do not start on kernels that randomise addresses widely.
 SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 TORCH_PREFIX := .venv/bin/python -W ignore -c 'import torch; print(torch.utils.cmake_prefix_path)'
 REPORT := build/report/template.html
 CPP_FILES := find headroom python tests benchmarks examples -name '*.h' -o -name '*.cpp'
 
-.PHONY: help build report docs train test demo bench lint format clean torch test-dev test-asan test-tsan
+.PHONY: help build report docs train test demo bench lint format clean torch test-dev test-asan test-tsan test-ops test-programs
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -72,6 +76,16 @@ test-tsan:  ## the tests that start threads under the thread sanitizer
 	cmake --preset tsan
 	cmake --build --preset tsan --parallel $(JOBS) --target plan_test
 	$(SETARCH) ctest --preset tsan --parallel $(JOBS)
+
+test-ops:  ## train all of PyTorch's operator and module samples through headroom (KERNELS=inductor: by Inductor's kernels)
+	tools/setup.sh test torch
+	cmake --preset dev
+	cmake --build --preset dev --parallel $(JOBS) --target headroom_python
+	PYTHONPATH=build/dev/python .venv/bin/python tests/python/operator_samples.py --kernels $(KERNELS)
+
+test-programs:  ## random training programs (EAGER_PROGRAMS, INDUCTOR_PROGRAMS: how many), after test-dev
+	cd tests/python && $(PROGRAMS) --seeds 0:$(EAGER_PROGRAMS) --scripts $(CURDIR)/build/programs
+	cd tests/python && $(PROGRAMS) --seeds 0:$(INDUCTOR_PROGRAMS) --kernels inductor --scripts $(CURDIR)/build/programs
 
 lint:  ## check formatting, C++ by clang-tidy, Python by ruff
 	tools/setup.sh test

@@ -24,10 +24,14 @@ struct TrainingStep::Program {
 
   struct NodeRules {
     int runs = 0;
-    bool replays_random = false;  ///< runs again and draws
-    bool keeps_state = false;     ///< runs again and changes buffers
+    bool draws = false;
     bool records_to_run = false;
     std::vector<size_t> parameters;  ///< its parameters' places among all
+    std::vector<bool> modes;         ///< training_modes() as they were when the step was made
+    // Of nodes that run again:
+    Tensors replayed;                    ///< buffers that forwards change, see replayed_buffers()
+    Tensors constants;                   ///< parameters and buffers that must not change until they have run again
+    std::vector<OutsideTensor> outside;  ///< captured tensors, likewise
   };
 
   Network network;
@@ -45,6 +49,49 @@ namespace {
 
 using Program = TrainingStep::Program;
 
+std::string type_and_shape(const torch::Tensor& tensor) {
+  std::ostringstream text;
+  text << tensor.toString() << " " << tensor.sizes();
+  return text.str();
+}
+
+/// Throws PyTorch's own error for a tensor that was changed in place since it was read first.
+void check_version(const std::string& tensor, int64_t version, int64_t expected, const NetworkNode& node) {
+  TORCH_CHECK(
+      version == expected,
+      "one of the variables needed for gradient computation has been modified by an inplace operation: [", tensor,
+      "] is at version ", version, "; expected version ", expected, " instead. Node ", quote(node.name),
+      " runs again in backward and reads it. Hint: enable anomaly detection to find the operation that failed to "
+      "compute its gradient, with torch.autograd.set_detect_anomaly(True).");
+}
+
+/// The versions of everything outside a step that a node reads when it runs again, from the beginning of the step.
+class ConstantsCheck {
+ public:
+  explicit ConstantsCheck(const Program::NodeRules& rules) {
+    for (const torch::Tensor& tensor : rules.constants) versions_.push_back(version_of(tensor));
+    for (const OutsideTensor& tensor : rules.outside) versions_.push_back(tensor.version.current_version());
+  }
+
+  void run(const NetworkNode& node, const Program::NodeRules& rules) const {
+    auto expected = versions_.begin();
+    for (const torch::Tensor& tensor : rules.constants) {
+      const int64_t version = version_of(tensor);
+      if (version != *expected) check_version(type_and_shape(tensor), version, *expected, node);
+      ++expected;
+    }
+    for (const OutsideTensor& tensor : rules.outside) {
+      // A captured tensor that is gone was replaced by the node itself.
+      if (!tensor.storage.expired())
+        check_version(tensor.type_and_shape, tensor.version.current_version(), *expected, node);
+      ++expected;
+    }
+  }
+
+ private:
+  std::vector<int64_t> versions_;
+};
+
 /// One step in flight: the values that are alive, and how far the schedule has come.
 class Frame {
  public:
@@ -54,9 +101,15 @@ class Frame {
         slots_(program_->step.graph.values().size()),
         nodes_(program_->network.nodes().size()),
         parameter_gradients_(program_->parameters.size()) {
-    // Made here, so that they are there for the whole step; filled when the node runs.
-    for (size_t n = 0; n < nodes_.size(); ++n)
-      if (program_->rules[n].keeps_state) nodes_[n].buffers = copy_buffers(program_->network.nodes()[n].buffers);
+    for (const torch::Tensor& input : inputs_) input_versions_.push_back(version_of(input));
+    for (size_t n = 0; n < nodes_.size(); ++n) {
+      const Program::NodeRules& rules = program_->rules[n];
+      if (rules.runs < 2) continue;
+      nodes_[n].constants.emplace(rules);
+      nodes_[n].modes = training_modes(program_->network.nodes()[n]);
+      // Allocated here, so that they are live for the whole step; filled when the node runs.
+      for (const torch::Tensor& buffer : rules.replayed) nodes_[n].copies.push_back(copy_memory(buffer));
+    }
   }
 
   const Program& program() const { return *program_; }
@@ -73,7 +126,14 @@ class Frame {
     }
   }
 
-  torch::Tensor loss() const { return slots_[index(program_->step.node_outputs.back())].tensor; }
+  /// The loss without history. Where its memory is an input's, it is a view of the input, which autograd then protects
+  /// from changes in place.
+  torch::Tensor loss() const {
+    const torch::Tensor& loss = slots_[index(program_->step.node_outputs.back())].tensor;
+    for (const torch::Tensor& input : inputs_)
+      if (input.is_alias_of(loss)) return input.as_strided(loss.sizes(), loss.strides(), loss.storage_offset());
+    return loss.detach();
+  }
   torch::Tensor input_gradient() const { return slots_[index(program_->step.input_gradient)].tensor; }
   void set_loss_gradient(torch::Tensor gradient) {
     slots_[index(program_->step.loss_gradient)].tensor = std::move(gradient);
@@ -87,22 +147,36 @@ class Frame {
   struct Slot {
     torch::Tensor tensor;
     Tape tape;
+    int64_t version = 0;  ///< of the tensor when it was made
   };
 
   struct NodeState {
     int runs = 0;
-    // As it ran first:
+    // Of nodes that run again, as they ran first:
+    std::optional<ConstantsCheck> constants;
+    std::vector<bool> modes;
     std::vector<int64_t> shape;  ///< of its output
     std::optional<RandomState> random;
-    Tensors buffers;  ///< before it
+    Tensors copies;  ///< memory of replayed buffers before it
+    std::vector<int64_t> versions;
   };
 
   Tensors arguments(size_t n) const {
+    const NetworkNode& node = program_->network.nodes()[n];
     Tensors result;
-    for (const Wire wire : program_->network.nodes()[n].inputs) {
+    for (const Wire wire : node.inputs) {
       const size_t inputs = inputs_.size();
-      result.push_back(index(wire) < inputs ? inputs_[index(wire)]
-                                            : slots_[index(program_->step.node_outputs[index(wire) - inputs])].tensor);
+      int64_t version = 0;
+      if (index(wire) < inputs) {
+        result.push_back(inputs_[index(wire)]);
+        version = input_versions_[index(wire)];
+      } else {
+        const Slot& slot = slots_[index(program_->step.node_outputs[index(wire) - inputs])];
+        result.push_back(slot.tensor);
+        version = slot.version;
+      }
+      if (version_of(result.back()) != version)
+        check_version(type_and_shape(result.back()), version_of(result.back()), version, node);
     }
     return result;
   }
@@ -119,31 +193,53 @@ class Frame {
     NodeState& state = nodes_[how.node];
     const NetworkNode& node = program_->network.nodes()[how.node];
     const Program::NodeRules& rules = program_->rules[how.node];
-    torch::Tensor& value = slots_[index(program_->step.node_outputs[how.node])].tensor;
+    std::unique_lock<std::recursive_mutex> random_lock;
+    if (rules.draws || state.random) random_lock = lock_random();
     if (state.runs++ == 0) {
-      if (rules.replays_random) state.random = RandomState::now(inputs_[0].device());
-      for (size_t i = 0; i < state.buffers.size(); ++i) state.buffers[i].copy_(node.buffers[i]);
-      compute(how, value);
-      state.shape = value.sizes().vec();
+      const auto random = [&] { return RandomState::now(inputs_[0].device(), node.generators); };
+      std::optional<RandomState> before;
+      if (rules.runs > 1) before = random();
+      for (size_t i = 0; i < rules.replayed.size(); ++i) {
+        copy_memory_to(state.copies[i], rules.replayed[i]);
+        state.versions.push_back(version_of(rules.replayed[i]));
+      }
+      state.shape = compute(how).sizes().vec();
+      // A node may draw in this step that did not when it was measured.
+      if (before && (rules.draws || !(*before == random()))) state.random = std::move(before);
       return;
     }
-    {
-      // Running changes the buffers that it is given.
-      const bool is_last = state.runs == rules.runs;
-      const EarlierState earlier(inputs_[0].device(), state.random, node.buffers,
-                                 is_last ? state.buffers : copy_buffers(state.buffers));
-      compute(how, value);
-    }
+    rerun(how, state);
+  }
+
+  void rerun(const StepOp& how, const NodeState& state) {
+    const NetworkNode& node = program_->network.nodes()[how.node];
+    const Program::NodeRules& rules = program_->rules[how.node];
+    state.constants->run(node, rules);
+    // Running changes the copies.
+    Tensors then = state.copies;
+    if (state.runs < rules.runs)
+      for (torch::Tensor& copy : then) copy = copy.clone();
+    const EarlierModes modes(node, state.modes);
+    const EarlierState earlier(inputs_[0].device(), state.random, rules.replayed, then, state.versions,
+                               node.generators);
+    const torch::Tensor& value = compute(how);
     if (!value.sizes().equals(state.shape)) {
       std::ostringstream text;
       text << "node " << quote(node.name) << " gave " << at::IntArrayRef(state.shape) << " first and " << value.sizes()
            << " when it ran again";
       throw std::runtime_error(text.str());
     }
+    for (const torch::Tensor& buffer : rules.replayed)
+      if (buffer.is_alias_of(value))
+        throw std::runtime_error("node " + quote(node.name) +
+                                 " returns a buffer that the network's forward changes, and cannot run again");
   }
 
-  void compute(const StepOp& how, torch::Tensor& value) {
+  /// Returns the node's output, in its slot.
+  const torch::Tensor& compute(const StepOp& how) {
     const NetworkNode& node = program_->network.nodes()[how.node];
+    Slot& slot = slots_[index(program_->step.node_outputs[how.node])];
+    torch::Tensor& value = slot.tensor;
     if (how.kind == StepOpKind::kRecord) {
       NodeOutput made = record_node(node, arguments(how.node), program_->network.trained_inputs(node, inputs_));
       value = std::move(made.output);
@@ -152,6 +248,8 @@ class Frame {
       value = forward_node(node, arguments(how.node), program_->rules[how.node].records_to_run);
     }
     if (!value.defined()) throw std::runtime_error("node " + quote(node.name) + " returned no tensor");
+    slot.version = version_of(value);
+    return value;
   }
 
   void run_backward(const StepOp& how, bool takes_over) {
@@ -176,6 +274,7 @@ class Frame {
 
   std::shared_ptr<const Program> program_;
   Tensors inputs_;
+  std::vector<int64_t> input_versions_;
   std::vector<Slot> slots_;  ///< by ValueId
   std::vector<NodeState> nodes_;
   Tensors parameter_gradients_;  ///< sums so far
@@ -196,7 +295,7 @@ struct StepFunction : torch::autograd::Function<StepFunction> {
     auto waiting = c10::make_intrusive<WaitingFrame>();
     waiting->frame = std::move(frame);
     context->saved_data[kFrame] = c10::IValue::make_capsule(waiting);
-    return loss.detach();
+    return loss;
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -220,7 +319,47 @@ struct StepFunction : torch::autograd::Function<StepFunction> {
   static constexpr const char* kFrame = "frame";
 };
 
+bool is_alias_in(const Tensors& tensors, const torch::Tensor& tensor) {
+  return std::ranges::any_of(tensors, [&](const torch::Tensor& other) { return other.is_alias_of(tensor); });
+}
+
+/// Fills in what a node that runs again replays, and what it reads that must not change.
+void set_constants(Program::NodeRules& rules, const NetworkNode& node, const Tensors& replayed) {
+  rules.replayed = replayed;
+  for (const Tensors& tensors : {node.parameters, node.buffers})
+    for (const torch::Tensor& tensor : tensors)
+      if (!is_alias_in(replayed, tensor)) rules.constants.push_back(tensor);
+  rules.outside = node.reads;
+}
+
+/// Refuses modules that train now and did not when the step was measured: a node that is not known to draw random
+/// numbers or to change its buffers would do so again when it runs again.
+void check_modes(const Program& program) {
+  for (size_t n = 0; n < program.rules.size(); ++n) {
+    if (program.rules[n].runs < 2) continue;
+    const NetworkNode& node = program.network.nodes()[n];
+    const std::vector<bool> modes = training_modes(node);
+    for (size_t i = 0; i < modes.size(); ++i)
+      if (modes[i] && !program.rules[n].modes[i])
+        throw InvalidInput("node " + quote(node.name) +
+                           " is in training mode and was not when it was measured; measure and plan again");
+  }
+}
+
 }  // namespace
+
+std::vector<Tensors> replayed_buffers(const MeasuredNetwork& measured) {
+  const std::vector<NetworkNode>& nodes = measured.network.nodes();
+  Tensors changed;
+  for (size_t n = 0; n < nodes.size(); ++n)
+    if (measured.costs.nodes[n].changes_buffers)
+      changed.insert(changed.end(), nodes[n].buffers.begin(), nodes[n].buffers.end());
+  std::vector<Tensors> replayed(nodes.size());
+  for (size_t n = 0; n < nodes.size(); ++n)
+    for (const torch::Tensor& buffer : nodes[n].buffers)
+      if (is_alias_in(changed, buffer) && !is_alias_in(replayed[n], buffer)) replayed[n].push_back(buffer);
+  return replayed;
+}
 
 TrainingStep::TrainingStep(const MeasuredNetwork& measured, StepGraph step, Schedule schedule) {
   if (const std::optional<ScheduleError> error = verify(step.graph, schedule))
@@ -243,12 +382,17 @@ TrainingStep::TrainingStep(const MeasuredNetwork& measured, StepGraph step, Sche
   std::unordered_map<const c10::TensorImpl*, size_t> places;
   for (const torch::Tensor& parameter : program->parameters)
     places.emplace(parameter.unsafeGetTensorImpl(), places.size());
+  const std::vector<Tensors> replayed = replayed_buffers(measured);
   for (size_t n = 0; n < costs.size(); ++n) {
-    const bool runs_again = runs[n] > 1;
-    Program::NodeRules rules{
-        runs[n], runs_again && costs[n].draws, runs_again && costs[n].changes_buffers, costs[n].records_to_run, {}};
-    for (const torch::Tensor& parameter : program->network.nodes()[n].parameters)
+    const NetworkNode& node = program->network.nodes()[n];
+    Program::NodeRules rules;
+    rules.runs = runs[n];
+    rules.draws = costs[n].draws;
+    rules.records_to_run = costs[n].records_to_run;
+    rules.modes = training_modes(node);
+    for (const torch::Tensor& parameter : node.parameters)
       rules.parameters.push_back(places.at(parameter.unsafeGetTensorImpl()));
+    if (runs[n] > 1) set_constants(rules, node, replayed[n]);
     program->rules.push_back(std::move(rules));
   }
   program_ = std::move(program);
@@ -264,20 +408,20 @@ int64_t TrainingStep::beside_bytes() const {
   const Graph& graph = program_->step.graph;
   int64_t bytes =
       graph.value(program_->step.loss_gradient).bytes + graph.value(program_->step.node_outputs.back()).bytes;
-  int64_t most_again_bytes = 0;  // of copies for a run that is not the last: one node's at a time
-  for (size_t n = 0; n < program_->rules.size(); ++n) {
-    if (!program_->rules[n].keeps_state) continue;
+  int64_t max_rerun_bytes = 0;  // Copies for a run that is not the last: of one node at a time.
+  for (const Program::NodeRules& rules : program_->rules) {
     int64_t copies_bytes = 0;
-    for (const torch::Tensor& buffer : program_->network.nodes()[n].buffers)
-      copies_bytes += allocated_bytes(static_cast<int64_t>(buffer.nbytes()), buffer.device());
+    for (const torch::Tensor& buffer : rules.replayed)
+      copies_bytes += allocated_bytes(static_cast<int64_t>(buffer.storage().nbytes()), buffer.device());
     bytes += copies_bytes;
-    if (program_->rules[n].runs > 2) most_again_bytes = std::max(most_again_bytes, copies_bytes);
+    if (rules.runs > 2) max_rerun_bytes = std::max(max_rerun_bytes, copies_bytes);
   }
-  return bytes + most_again_bytes;
+  return bytes + max_rerun_bytes;
 }
 
 torch::Tensor TrainingStep::operator()(const Tensors& inputs) const {
   program_->network.check_inputs(inputs);
+  check_modes(*program_);
   if (allocated_bytes(static_cast<int64_t>(inputs[0].nbytes()), inputs[0].device()) > program_->input_bytes) {
     std::ostringstream text;
     text << "network " << quote(program_->network.name()) << ": an input of " << inputs[0].sizes()

@@ -11,6 +11,10 @@
 
 namespace headroom {
 
+/// By node, its buffers that the forward of some node changes, one per storage: what a node that runs again must see as
+/// it was, and what a step keeps copies of.
+std::vector<Tensors> replayed_buffers(const MeasuredNetwork& measured);
+
 /// A network whose training step runs by a schedule: values are freed exactly where it says, nodes run again where it
 /// says.
 ///
@@ -19,8 +23,12 @@ namespace headroom {
 /// where the loss is first made, runs in operator(); the rest runs in backward. Several forwards may wait for their
 /// backwards, each with its own memory.
 ///
-/// Gradients are those of plain training, bit for bit on CPU: a node that runs again sees the random numbers and the
-/// buffers that it saw first, and what they were afterwards is put back; gradients add up in autograd's order.
+/// Gradients are those of plain training, bit for bit on CPU: a node that runs again sees the random numbers, buffers and
+/// training modes that it saw first, and what they were afterwards is put back; gradients add up in autograd's order.
+///
+/// What a node that runs again reads from outside the step (parameters, inputs, buffers and captured tensors) must not be
+/// changed in place between forward and backward: that is PyTorch's error "one of the variables needed for gradient
+/// computation has been modified by an inplace operation", by version counters. Errors of nodes keep their types.
 ///
 /// A batch larger than the one that the network was measured on would break the plan and is refused; a smaller one
 /// runs. A second backward through the same step (retain_graph, double backward) is an error, and so is a node that

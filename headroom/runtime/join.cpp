@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <sstream>
 
 #include "headroom/core/quote.h"
 #include "headroom/runtime/kernels.h"
@@ -66,6 +67,13 @@ NetworkNode joined_node(const Network& network, NodeRange range, const std::vect
     node.modules.insert(node.modules.end(), part.modules.begin(), part.modules.end());
     within[network.wire_of_node(n)] = inside.add_node(std::move(part));
   }
+  for (size_t n = range.first; n <= range.last; ++n) {
+    const NetworkNode& part = network.nodes()[n];
+    node.reads.insert(node.reads.end(), part.reads.begin(), part.reads.end());
+    for (const at::Generator& generator : part.generators)
+      if (std::ranges::find(node.generators, generator) == node.generators.end()) node.generators.push_back(generator);
+    if (!node.annotate_error) node.annotate_error = part.annotate_error;
+  }
   node.parameters = inside.parameters();
   node.buffers = inside.buffers();
   inside.set_outputs({within.at(network.wire_of_node(handed_on(network, last_readers(network), range).at(0)))});
@@ -120,11 +128,13 @@ Network join_to_chain(const Network& network) {
   return join(network, std::move(ranges));
 }
 
-std::vector<NodeRange> find_joins(const Network& network, const Tensors& inputs) {
+Traits find_traits(const Network& network, const Tensors& inputs) {
   network.check_inputs(inputs);
   const KeptState state(network.buffers(), inputs[0].device());
+  OperatorWatch watch(inputs);
   const std::vector<size_t> last_reader = last_readers(network);
-  std::vector<NodeRange> joins;
+  Traits traits;
+  std::vector<NodeRange>& joins = traits.joins;
   Tensors values = inputs;
   for (size_t n = 0; n < network.nodes().size(); ++n) {
     const NetworkNode& node = network.nodes()[n];
@@ -134,7 +144,9 @@ std::vector<NodeRange> find_joins(const Network& network, const Tensors& inputs)
       arguments.push_back(values[index(wire)]);
       versions.push_back(static_cast<uint64_t>(arguments.back()._version()));
     }
-    const torch::Tensor output = forward_node(node, arguments, false);
+    watch.begin(arguments);
+    const torch::Tensor output = forward_node(node, arguments, true);
+    traits.effects.push_back(watch.end());
     if (!output.defined()) throw InvalidInput("node " + quote(node.name) + " returns no tensor");
     for (size_t k = 0; k < arguments.size(); ++k) {
       const bool changed = static_cast<uint64_t>(arguments[k]._version()) != versions[k];
@@ -152,7 +164,41 @@ std::vector<NodeRange> find_joins(const Network& network, const Tensors& inputs)
     for (const Wire wire : node.inputs)
       if (index(wire) >= inputs.size() && last_reader[index(wire)] == n) values[index(wire)].reset();
   }
-  return joins;
+  return traits;
+}
+
+std::vector<NodeRange> find_joins(const Network& network, const Tensors& inputs) {
+  return find_traits(network, inputs).joins;
+}
+
+Network with_side_effects(const Network& network, const std::vector<SideEffects>& effects) {
+  const auto is_alias_in = [](const Tensors& tensors, const torch::Tensor& tensor) {
+    return std::ranges::any_of(tensors, [&](const torch::Tensor& other) { return other.is_alias_of(tensor); });
+  };
+  Tensors written;
+  for (const SideEffects& effect : effects)
+    for (const torch::Tensor& tensor : effect.written)
+      if (!is_alias_in(written, tensor)) written.push_back(tensor);
+  Network result(network.name());
+  for (const std::string& name : network.input_names()) result.add_input(name);
+  for (size_t n = 0; n < network.nodes().size(); ++n) {
+    NetworkNode node = network.nodes()[n];
+    node.generators = effects[n].generators;
+    for (const torch::Tensor& tensor : effects[n].read) {
+      if (is_alias_in(node.buffers, tensor)) continue;
+      if (is_alias_in(written, tensor)) {
+        node.buffers.push_back(tensor);
+      } else if (!is_alias_in(node.parameters, tensor) && !tensor.is_inference()) {
+        std::ostringstream text;
+        text << tensor.toString() << " " << tensor.sizes();
+        node.reads.push_back(
+            {tensor.storage().getWeakStorageImpl(), tensor.unsafeGetTensorImpl()->version_counter(), text.str()});
+      }
+    }
+    result.add_node(std::move(node));
+  }
+  result.set_outputs(network.outputs());
+  return result;
 }
 
 }  // namespace headroom

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "headroom/runtime/network.h"
+#include "headroom/runtime/side_effects.h"
 
 namespace headroom {
 
@@ -21,10 +22,24 @@ Network join(const Network& network, std::vector<NodeRange> ranges);
 /// the like apart) would pass from one to the next. A network that is a chain stays as it is.
 Network join_to_chain(const Network& network);
 
-/// What must be joined for a network to run node by node, found by running its forward once on sample inputs: a node that
+/// What a network's nodes do beside computing their outputs, found by running it once on sample inputs.
+struct Traits {
+  std::vector<NodeRange> joins;
+  std::vector<SideEffects> effects;  ///< by node
+};
+
+/// Finds what must be joined for a network to run node by node, and what nodes use beside their inputs: a node that
 /// changes its input in place or hands it on (as itself or a view) belongs to the node that made the input, and one that
-/// hands on an input of the network to the node after it. Random numbers and buffers are as they were afterwards. Throws
-/// InvalidInput, naming the node, for one that changes an input of the network in place or returns no tensor.
+/// hands on an input of the network to the node after it. Random generators, buffers and whatever else operators write
+/// are as they were afterwards. Throws InvalidInput, naming the node, for one that changes an input of the network in
+/// place or returns no tensor.
+Traits find_traits(const Network& network, const Tensors& inputs);
+
+/// The joins of find_traits().
 std::vector<NodeRange> find_joins(const Network& network, const Tensors& inputs);
+
+/// The same network whose nodes know what they use beside their inputs: captured tensors that some node writes are
+/// buffers of the nodes that use them, and NetworkNode::reads and generators are filled in.
+Network with_side_effects(const Network& network, const std::vector<SideEffects>& effects);
 
 }  // namespace headroom

@@ -20,6 +20,13 @@ int64_t storage_bytes(const torch::Tensor& tensor) {
   return tensor.defined() ? allocated_bytes(static_cast<int64_t>(tensor.storage().nbytes()), tensor.device()) : 0;
 }
 
+bool shares_memory(const torch::Tensor& tensor, const std::vector<Tensors>& lists) {
+  for (const Tensors& tensors : lists)
+    for (const torch::Tensor& other : tensors)
+      if (tensor.is_alias_of(other)) return true;
+  return false;
+}
+
 int64_t sum_of_storages(const Tensors& tensors) {
   int64_t sum = 0;
   for (const torch::Tensor& tensor : tensors) sum += storage_bytes(tensor);
@@ -151,8 +158,12 @@ class Measurer {
     const size_t nodes = network.nodes().size();
     costs_.nodes.resize(nodes);
     costs_.input_bytes = storage_bytes(inputs[0]);
-    costs_.resident_bytes = sum_of_storages(network.parameters()) + sum_of_storages(network.buffers());
-    for (size_t i = 1; i < inputs.size(); ++i) costs_.resident_bytes += storage_bytes(inputs[i]);
+    Tensors resident = network.parameters();
+    for (const torch::Tensor& buffer : network.buffers())
+      if (std::ranges::none_of(resident, [&](const torch::Tensor& tensor) { return tensor.is_alias_of(buffer); }))
+        resident.push_back(buffer);
+    resident.insert(resident.end(), inputs.begin() + 1, inputs.end());
+    costs_.resident_bytes = sum_of_storages(resident);
     for (const NetworkNode& node : network.nodes())
       for (const torch::Tensor& parameter : node.parameters) ++users_[parameter.unsafeGetTensorImpl()];
     outputs_.resize(nodes);
@@ -160,7 +171,7 @@ class Measurer {
   }
 
   NetworkCosts run() {
-    const KeptState state(network_.buffers(), inputs_[0].device());
+    const KeptState state(network_.buffers(), inputs_[0].device(), network_.generators());
     const size_t nodes = network_.nodes().size();
     std::vector<size_t> last_reader(nodes, 0);
     for (size_t n = 0; n < nodes; ++n)
@@ -221,7 +232,7 @@ class Measurer {
     const NetworkNode& node = network_.nodes()[n];
     NodeCosts& costs = costs_.nodes[n];
     const Tensors from = arguments(n);
-    const KeptState state(node.buffers, inputs_[0].device());
+    const KeptState state(node.buffers, inputs_[0].device(), node.generators);
     for (int i = 0; i < options_.warmups; ++i) record(n, from);
     state.restore();
     NodeOutput made;
@@ -231,7 +242,8 @@ class Measurer {
       const int64_t tape_before_bytes = costs.tape_bytes;
       const Reading reading = bench_.read([&] { made = record(n, from); });
       times.add(reading.time_ns);
-      costs.output_bytes = storage_bytes(made.output);
+      costs.output_bytes =
+          shares_memory(made.output, {from, node.parameters, node.buffers}) ? 0 : storage_bytes(made.output);
       costs.tape_bytes = reading.made_bytes;
       costs.record_workspace_bytes = reading.peak_bytes - reading.made_bytes;
       if (i == 0) {
@@ -295,7 +307,7 @@ class Measurer {
       const torch::Tensor output = made.output;
       const torch::Tensor gradient = givens.gradient.copy();
       held_peak_bytes = run(std::move(made), gradient, givens.copy_sums()).peak_bytes;
-    } catch (const std::runtime_error&) {
+    } catch (const c10::OutOfMemoryError&) {
       // It has run before: there is not enough memory to keep more than a backward must.
     }
     gradients = {};
@@ -356,7 +368,8 @@ class Measurer {
 }  // namespace
 
 MeasuredNetwork measure(const Network& network, const Tensors& inputs, const MeasureOptions& options) {
-  Network joined = join(network, find_joins(network, inputs));
+  const Traits traits = find_traits(network, inputs);
+  Network joined = join(with_side_effects(network, traits.effects), traits.joins);
   NetworkCosts costs = Measurer(joined, inputs, options).run();
   return {std::move(joined), std::move(costs)};
 }

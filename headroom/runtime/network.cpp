@@ -89,6 +89,14 @@ Tensors Network::parameters() const { return each_once(nodes_, &NetworkNode::par
 
 Tensors Network::buffers() const { return each_once(nodes_, &NetworkNode::buffers); }
 
+std::vector<at::Generator> Network::generators() const {
+  std::vector<at::Generator> all;
+  for (const NetworkNode& node : nodes_)
+    for (const at::Generator& generator : node.generators)
+      if (std::ranges::find(all, generator) == all.end()) all.push_back(generator);
+  return all;
+}
+
 void Network::train(bool on) const {
   for (const NetworkNode& node : nodes_)
     for (const auto& module : node.modules) module->train(on);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <torch/types.h>
 
 #include <functional>
@@ -22,6 +23,13 @@ using Tensors = std::vector<torch::Tensor>;
 enum class Wire : int32_t {};
 constexpr size_t index(Wire wire) { return static_cast<size_t>(wire); }
 
+/// A tensor that a node captured, without keeping its memory alive, and the counter of its changes in place.
+struct OutsideTensor {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  c10::VariableVersion version;
+  std::string type_and_shape;  ///< as PyTorch's messages have it: torch.FloatTensor [2, 2]
+};
+
 /// One node: what it reads, how it runs, and the parameters and buffers that it uses. Any callable will do; it may
 /// record whatever it likes on autograd's tape, draw random numbers, and change its buffers.
 struct NetworkNode {
@@ -31,6 +39,15 @@ struct NetworkNode {
   Tensors parameters;  ///< those that require a gradient
   Tensors buffers;
   std::vector<std::shared_ptr<torch::nn::Module>> modules;  ///< what owns them; none for a plain callable
+
+  /// Adds context to the exception that is being handled, where the exception's type is of another language; may be
+  /// empty.
+  std::function<void(const std::string& context)> annotate_error = {};
+
+  // What measure() finds forward to use beside the lists above. Captured tensors that forwards write are added to
+  // `buffers`.
+  std::vector<OutsideTensor> reads = {};       ///< every tensor that is not an input
+  std::vector<at::Generator> generators = {};  ///< the user's own, which it draws from
 };
 
 /// What C++ users hand over to be trained inside a budget: a DAG of modules and callables, the loss included. Nodes are
@@ -79,6 +96,8 @@ class Network {
   /// Every parameter once, in the order of the nodes.
   Tensors parameters() const;
   Tensors buffers() const;
+  /// The user's own generators that nodes draw from, as measure() found them; each once.
+  std::vector<at::Generator> generators() const;
   void train(bool on = true) const;
   void to(torch::Device device) const;
 

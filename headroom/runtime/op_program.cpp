@@ -67,6 +67,7 @@ class OpStep::Frame {
       if (!is_resident(places[i]) && tensor(places[i]).defined()) outputs_[i] = alias(outputs_[i]);
     }
     remember_versions();
+    drop_inputs_not_read_late();
     return std::move(outputs_);
   }
 
@@ -154,6 +155,13 @@ class OpStep::Frame {
       if (number >= 0) remember(number, tensor(number));
     const std::vector<int>& outputs = step_.program_->forward_outputs;
     for (size_t i = 0; i < outputs.size(); ++i) remember(outputs[i], outputs_[i]);
+  }
+
+  /// The user may free them; and an input that the step changes gets a history, which holds this frame.
+  void drop_inputs_not_read_late() {
+    for (const int number : step_.program_->forward_inputs)
+      if (number >= 0 && !step_.is_read_late_[static_cast<size_t>(value_of(number))])
+        drop(static_cast<ValueId>(value_of(number)));
   }
 
   /// Whether nobody but this frame holds a value's memory. What the user has as an output the plan keeps anyway.

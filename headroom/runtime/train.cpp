@@ -11,14 +11,14 @@
 namespace headroom {
 namespace {
 
-/// What a step can have at most beside the values of its graph: the loss, its gradient, and two copies of every buffer.
+/// An upper bound of what a step has beside the values of its graph: the loss, its gradient, and two copies of every
+/// buffer that changes.
 int64_t most_beside_bytes(const MeasuredStep& measured) {
   const std::vector<NodeCosts>& costs = measured.measured.costs.nodes;
   int64_t bytes = 2 * costs.back().output_bytes;
-  for (size_t n = 0; n < costs.size(); ++n)
-    if (costs[n].changes_buffers)
-      for (const torch::Tensor& buffer : measured.measured.network.nodes()[n].buffers)
-        bytes += 2 * allocated_bytes(static_cast<int64_t>(buffer.nbytes()), buffer.device());
+  for (const Tensors& buffers : replayed_buffers(measured.measured))
+    for (const torch::Tensor& buffer : buffers)
+      bytes += 2 * allocated_bytes(static_cast<int64_t>(buffer.storage().nbytes()), buffer.device());
   return bytes;
 }
 
@@ -83,7 +83,7 @@ PlannedStep plan_step(const MeasuredStep& measured, std::optional<int64_t> budge
 
 int64_t try_step(const MeasuredStep& measured, const TrainingStep& step) {
   const Network& network = step.network();
-  const KeptState state(network.buffers(), measured.sample[0].device());
+  const KeptState state(network.buffers(), measured.sample[0].device(), network.generators());
   Meter meter(measured.sample[0].device());
   const int64_t more_bytes = meter.current_bytes() - measured.before_bytes;
   const torch::Tensor loss = step(measured.sample);

@@ -37,6 +37,8 @@ CallArgument to_argument(const py::handle& given, const c10::Argument& argument)
     CallArgument list{CallArgument::Kind::kTensors, {}, {}};
     for (const py::handle& one : given) {
       if (one.is_none()) list.kind = CallArgument::Kind::kOptionalTensors;
+      TORCH_CHECK(one.is_none() || is_reference(one), "constants among the tensors of \"", argument.name(),
+                  "\" cannot be planned");
       list.tensors.push_back(one.is_none() ? -1 : one.cast<TensorReference>().number);
     }
     const c10::TypePtr type = argument.type()->cast<c10::ListType>()
@@ -45,7 +47,8 @@ CallArgument to_argument(const py::handle& given, const c10::Argument& argument)
     if (type->kind() == c10::TypeKind::OptionalType) list.kind = CallArgument::Kind::kOptionalTensors;
     return list;
   }
-  const bool is_number = py::isinstance<py::float_>(given) || py::isinstance<py::int_>(given);
+  const bool is_number =
+      py::isinstance<py::float_>(given) || py::isinstance<py::int_>(given) || PyComplex_Check(given.ptr());
   if (is_number && argument.type()->kind() == c10::TypeKind::TensorType) {
     // As Python's operators do it: a number takes part in an operation without changing its type.
     torch::Tensor number = at::scalar_to_tensor(torch::jit::toIValue(given, c10::NumberType::get()).toScalar());

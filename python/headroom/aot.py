@@ -27,7 +27,6 @@ from headroom.capture import (
     make_graph,
     needs_a_tensor,
     normalized_arguments,
-    place_of,
 )
 from headroom.costs import CostCache, fill_costs
 from headroom.flight import Place, flights_on, unwatched
@@ -39,6 +38,7 @@ from headroom.rewrite import (
     updated_by,
 )
 from headroom.tracing import eager_kernels
+from headroom.unsupported import located, place_of
 
 
 @functools.cache
@@ -268,7 +268,8 @@ def make_calls(captured: Capture) -> list[_C.OpCall]:
         variant = in_place_of(node.target)
         in_place = ("", "") if variant is None else (variant._schema.name, variant._schema.overload_name)
         name = (schema.name, schema.overload_name)
-        calls.append(_C.make_call(*name, arguments, call.makes, call.draws, in_place, place_of(node)))
+        with located(node):
+            calls.append(_C.make_call(*name, arguments, call.makes, call.draws, in_place, place_of(node)))
     return calls
 
 

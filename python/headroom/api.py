@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
+from torch._dynamo.exc import BackendCompilerFailed
 
 from headroom import _C
 from headroom.aot import BudgetError, Settings, Step, compile_graph, meter_of
-from headroom.capture import Rest, Unsupported, module_of, source_of
+from headroom.capture import Rest
+from headroom.tracing import drop_full_masks
+from headroom.unsupported import Unsupported, check_inputs, module_of, source_of
 
 __all__ = ["MemoryPlan", "compile", "max_batch", "plan"]
 
@@ -45,6 +48,8 @@ def _settings_of(options: dict[str, Any] | None) -> Settings:
 
 def _compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings) -> Any:
     _refuse_silent_fallback()
+    check_inputs(example_inputs)
+    drop_full_masks(gm)
     if settings.kernels == "inductor":
         from headroom.kernels import Kernels
 
@@ -75,11 +80,23 @@ class _Backend:
             )
 
 
+@contextlib.contextmanager
+def _unwrapped_errors() -> Iterator[None]:
+    """Raises what cannot be planned as it is, without Dynamo's error around it."""
+    try:
+        yield
+    except BackendCompilerFailed as error:
+        if isinstance(error.inner_exception, Unsupported):
+            raise error.inner_exception from None
+        raise
+
+
 class CompiledModule(OptimizedModule):
     """What compile() makes of a module: torch.compile's, which also checks that something was captured."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = super().__call__(*args, **kwargs)
+        with _unwrapped_errors():
+            result = super().__call__(*args, **kwargs)
         innermost_backend(self.dynamo_ctx.callback).compiler_fn.check(result)
         return result
 
@@ -111,7 +128,8 @@ def compile(model: Callable[..., Any], budget: int | str | None = None, **option
 
     @functools.wraps(compiled)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        result = compiled(*args, **kwargs)
+        with _unwrapped_errors():
+            result = compiled(*args, **kwargs)
         backend.check(result)
         return result
 

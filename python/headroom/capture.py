@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from headroom import _C
+from headroom.effects import forward_effects, has_effect, is_token
+from headroom.unsupported import LEAVE_OUT, Unsupported, check_tensor, located
 
 aten = torch.ops.aten
 
@@ -33,6 +35,9 @@ _FUNCTIONAL_HIGHER_ORDER = {
     "while_loop",
 }
 
+# Symbolic numbers, and what they are in one call.
+_SYMBOLS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
 # In a node's meta: it runs in forward, whether or not forward's outputs need it.
 IN_FORWARD = "headroom_in_forward"
 
@@ -49,10 +54,6 @@ _WRITE_GRAD_INPUT = {
 }
 
 
-class Unsupported(ValueError):
-    """A model, or an operator in it, that cannot be planned; the message says what to do."""
-
-
 @dataclass
 class Call:
     """One call of an operator, by the numbers of the tensors that it reads and makes."""
@@ -64,6 +65,7 @@ class Call:
     is_view: bool = False
     draws: bool = False
     may_recompute: bool = True
+    has_effect: bool = False  # it is there for what it does: it runs once, among the others of its kind in their order
     overwrites: list[int] | None = None  # values, if it is known which its result may take the place of
     channels_last: bool = False  # images that it reads are, whatever was captured
     time_ns: int = 0
@@ -95,7 +97,8 @@ class Capture:
     backward_outputs: list[int] = field(default_factory=list)
     number: dict[fx.Node, int] = field(default_factory=dict)
     many: dict[fx.Node, list[int]] = field(default_factory=dict)  # of nodes with several results
-    constants: dict[fx.Node, Any] = field(default_factory=dict)  # of get_attr nodes
+    constants: dict[fx.Node, Any] = field(default_factory=dict)  # of get_attr nodes, and what is computed from them
+    last_effect: int = -1  # the tensor that stands for the last effect, which the next one follows
 
     def resident_bytes(self) -> int:
         return sum(value.bytes for value in self.values if value.resident)
@@ -111,8 +114,14 @@ def storage_bytes(value: torch.Tensor) -> int:
 
 def concrete(size: object) -> int:
     """A size as a number. A symbolic one is that of this call from now on: other sizes are planned on their own."""
+    if isinstance(size, torch.SymInt) and size.node.is_nested_int():
+        raise Unsupported(f"nested tensors cannot be planned; {LEAVE_OUT}")
+    return _number(size, int)
+
+
+def _number(symbol: object, kind: type) -> Any:
     try:
-        return int(size)
+        return kind(symbol)
     except GuardOnDataDependentSymNode as error:
         raise Unsupported(
             "a size that is known only once the step runs cannot be planned; leave the part that makes it out of the "
@@ -192,6 +201,8 @@ def capture(joint: fx.GraphModule, forward_output_count: int, name: str) -> Capt
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             result.constants[node] = concrete(value)
+        elif is_token(node):
+            result.constants[node] = value = None
         is_tangent = node.name.startswith("tangents")
         inputs = result.backward_inputs if is_tangent else result.forward_inputs
         inputs.append(_add_tensor(result, node, resident=not is_tangent) if is_tensor(value) else -1)
@@ -227,50 +238,85 @@ def _add_tensor(to: Capture, node: fx.Node, *, resident: bool = False, value: ob
 
 def _add_getitem(to: Capture, node: fx.Node) -> None:
     source, index = node.args
-    if source not in to.many:
-        raise Unsupported(f"{node.name} takes a part of {source}, which is no result of an operator")
-    to.number[node] = to.many[source][index]
+    if source in to.constants:
+        to.constants[node] = to.constants[source][index]
+    elif source in to.many:
+        to.number[node] = to.many[source][index]
+    else:
+        with located(source):
+            raise Unsupported(f"{node.name} takes a part of its result, which is not planned; {LEAVE_OUT}")
 
 
 def _add_call(to: Capture, node: fx.Node) -> None:
+    with located(node):
+        _refuse_unknown(node)
+        value = node.meta.get("val")
+        if type(value) in _SYMBOLS:
+            to.constants[node] = _number(value, _SYMBOLS[type(value)])
+        elif is_view(node.target) and not any(input_node in to.number for input_node in needs_a_tensor(node)):
+            _add_constant(to, node)
+        else:
+            _add_operator(to, node, value)
+
+
+def _refuse_unknown(node: fx.Node) -> None:
     if not callable(node.target) or isinstance(node.target, str):
-        raise Unsupported(f"{node.name}: {node.target} is not called in a way that can be planned")
+        raise Unsupported(f"{node.target} is not called in a way that can be planned")
     is_higher_order = isinstance(node.target, torch._ops.HigherOrderOperator)
-    if is_higher_order and str(node.target) not in _FUNCTIONAL_HIGHER_ORDER:
-        raise Unsupported(
-            f"{node.name}: the higher-order operator {node.target} is not supported; leave that part out of the "
-            "compiled region (torch.compiler.disable)"
-        )
-    value = node.meta.get("val")
-    if isinstance(value, torch.SymInt):
-        to.constants[node] = concrete(value)
-        return
+    if is_higher_order and str(node.target) not in _FUNCTIONAL_HIGHER_ORDER | {"with_effects"}:
+        raise Unsupported(f"the higher-order operator {node.target} is not supported; {LEAVE_OUT}")
+
+
+def _add_constant(to: Capture, node: fx.Node) -> None:
+    """A view of a constant, or of a number: a constant as well, so that nothing is computed in its place."""
+    if any(user.op == "output" for user in node.users):
+        raise Unsupported(f"a constant as a result cannot be planned; {LEAVE_OUT}")
+    args, kwargs = (fx.node.map_arg(one, to.constants.__getitem__) for one in (node.args, node.kwargs))
+    with unset_fake_temporarily(), torch.no_grad():
+        to.constants[node] = node.target(*args, **kwargs)
+
+
+def _add_operator(to: Capture, node: fx.Node, value: object) -> None:
     reads = [to.number[one] for one in needs_a_tensor(node) if one in to.number]
-    results = flat_results(value)
-    draws, may_recompute = _may_draw(node), _may_recompute(node)
-    call = Call(node, reads, [], is_view=is_view(node.target), draws=draws, may_recompute=may_recompute)
+    is_several = isinstance(value, (tuple, list))
+    for result in filter(is_tensor, flat_results(value)):
+        check_tensor(result)
+    call = Call(node, reads, [], is_view=is_view(node.target), has_effect=has_effect(node.target))
+    call.draws = _may_draw(node) and not call.has_effect
+    call.may_recompute = _may_recompute(node) and not call.has_effect
     if not call.is_view and is_tensor(value) and _is_alias(value, node, to):
         call.is_view = True
-    position = len(to.calls)
-    numbers = []
-    for one in results:
-        if not is_tensor(one):
-            numbers.append(-1)
+    if not is_several and not is_tensor(value) and not call.has_effect:
+        raise Unsupported(f"gives {type(value).__name__}, not a tensor; {LEAVE_OUT}")
+    for result in flat_results(value):
+        if not is_tensor(result):
+            call.makes.append(-1)
             continue
-        number = _add_tensor(to, node, value=one, of=reads[0] if call.is_view else -1)
+        number = _add_tensor(to, node, value=result, of=reads[0] if call.is_view else -1)
         if call.is_view:
-            to.view_call[number] = position
+            to.view_call[number] = len(to.calls)
         else:
             call.values.append(to.value_of_tensor[number])
-        numbers.append(number)
-    if not isinstance(value, (tuple, list)):
-        if numbers[0] < 0:
-            raise Unsupported(f"{node.name}: {node.target} gives {type(value).__name__}, not a tensor")
-    else:
-        to.many[node] = numbers
+        call.makes.append(number)
+    if is_several:
+        to.many[node] = call.makes
         to.number.pop(node, None)
-    call.makes = numbers
+    if call.has_effect:
+        _order_effect(to, call)
     to.calls.append(call)
+
+
+def _order_effect(to: Capture, call: Call) -> None:
+    """Has the call read what stands for the effect before it, and gives it a value that stands for its own."""
+    if to.last_effect >= 0:
+        call.reads.append(to.last_effect)
+    if not call.values:
+        to.tensors.append(call.node)
+        to.view_call.append(-1)
+        to.value_of_tensor.append(len(to.values))
+        call.values.append(len(to.values))
+        to.values.append(Value(call.node.name, 0, resident=False))
+    to.last_effect = to.value_of_tensor.index(call.values[0])
 
 
 def _is_alias(value: torch.Tensor, node: fx.Node, to: Capture) -> bool:
@@ -298,8 +344,14 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
             if value in maker:
                 yield maker[value]
 
+    tangents = {of.value_of_tensor[one] for one in of.backward_inputs if one >= 0}
+    late: set[int] = set()
+    for position, call in enumerate(of.calls):
+        values = {of.value_of_tensor[one] for one in call.reads}
+        if values & tangents or any(one in late for one in inputs(position)):
+            late.add(position)
     forward: set[int] = set()
-    stack = [
+    stack = forward_effects(of.calls, late) + [
         maker[of.value_of_tensor[one]] for one in of.forward_outputs if one >= 0 and of.value_of_tensor[one] in maker
     ]
     stack += [position for position, call in enumerate(of.calls) if call.node.meta.get(IN_FORWARD)]
@@ -308,15 +360,10 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
         if position not in forward:
             forward.add(position)
             stack.extend(inputs(position))
-    tangents = {of.value_of_tensor[one] for one in of.backward_inputs if one >= 0}
-    late: set[int] = set()
-    for position, call in enumerate(of.calls):
-        values = {of.value_of_tensor[one] for one in call.reads}
-        if values & tangents or any(one in late for one in inputs(position)):
-            late.add(position)
     wanted = {
         maker[of.value_of_tensor[one]] for one in of.backward_outputs if one >= 0 and of.value_of_tensor[one] in maker
     }
+    wanted |= {position for position, call in enumerate(of.calls) if call.has_effect}
     backward: list[int] = []
     done: set[int] = set(forward)
 
@@ -410,7 +457,9 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
     tangents = list(dict.fromkeys(of.value_of_tensor[one] for one in of.backward_inputs if one >= 0))
     left = len(of.values) + len(handed_on)
     workspace = max(0, rest.peak_bytes - rest.left_bytes - sum(of.values[one].bytes for one in tangents))
-    ops.append(("the rest of the step", True, kept_outputs, [*tangents, left], 0, workspace, False, []))
+    # What has an effect in forward runs before the rest of the step, whatever reads its result.
+    effects = [of.calls[position].values[0] for position in forward if of.calls[position].has_effect]
+    ops.append(("the rest of the step", True, [*kept_outputs, *effects], [*tangents, left], 0, workspace, False, []))
     call_of_op.append(-1)
     for position in backward:
         add(position, is_backward=True)
@@ -418,7 +467,8 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
     # loss.backward() itself holds the gradient of the loss.
     scalars = [one for one in of.backward_inputs if one >= 0 and of.tensors[one].meta["val"].numel() == 1]
     held = tangents if rest.is_held else [of.value_of_tensor[one] for one in scalars]
-    kept_values = [one for one in dict.fromkeys([*gradients, *held]) if not of.values[one].resident]
+    effects = [call.values[0] for call in of.calls if call.has_effect]
+    kept_values = [one for one in dict.fromkeys([*gradients, *held, *effects]) if not of.values[one].resident]
     kept_values += [*kept_outputs, left]
     # All values keep their numbers: what no op reads or writes takes part as resident and of no size.
     used = {value for _, _, reads, made, *_ in ops for value in [*reads, *made]}
@@ -427,25 +477,6 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
     values += [(f"{of.values[value].name} as output", 0, False, [value]) for value in handed_on]
     values.append(("left by the rest of the step", rest.left_bytes, False, []))
     return _C.Graph(of.name, values, ops, kept_values), call_of_op
-
-
-def module_of(node: fx.Node) -> str:
-    """The path of the module whose forward, or whose backward, the call is part of; empty: none is known."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    paths = [path for path, _ in stack.values()]
-    return re.sub(r"L\['self'\]\.?|_modules\['(\w+)'\]", r"\1", paths[-1]).strip(".") if paths else ""
-
-
-def source_of(node: fx.Node) -> str:
-    """The line of the user's source that a call comes from; empty: none is known."""
-    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
-
-
-def place_of(node: fx.Node) -> str:
-    """The module and the line that a call comes from, for errors; empty: neither is known."""
-    module, source = module_of(node), source_of(node)
-    return ", ".join([*([f"module {module}"] if module else []), *([source] if source else [])])
 
 
 def normalized_arguments(node: fx.Node, reference: Callable[[fx.Node], object]) -> list[object]:

@@ -231,6 +231,9 @@ def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
         keys = [f"{kind_of(call, captured.constants)} {computed}" for call in calls]
         for call, key in zip(calls, keys, strict=True):
             if key not in cache.costs:
+                if call.has_effect:  # which a measurement must not have
+                    cache.costs[key] = _estimate(call)
+                    continue
                 try:
                     cache.costs[key] = _measure(call, captured.constants, captured.device, meter)
                 except Exception:  # An operator may raise anything, and may do so only here.

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
 from headroom.capture import IN_FORWARD, is_tensor, is_view
+from headroom.unsupported import LEAVE_OUT, Unsupported, located
 
 aten = torch.ops.aten
 
@@ -103,6 +104,11 @@ def _input_updates(joint: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.Node]]:
     """Forward outputs that AOTAutograd copies into inputs after forward, each with its input."""
     inputs = {node.meta.get("desc"): node for node in joint.graph.find_nodes(op="placeholder")}
     output = joint.graph.output_node()
+    if "desc" not in output.meta:
+        with located(next(node for node in joint.graph.nodes if node.op not in ("placeholder", "get_attr"))):
+            raise Unsupported(
+                f"a region compiled on its own, by the higher-order operator invoke_subgraph, is refused; {LEAVE_OUT}"
+            )
     for value, description in zip(output.args[0], output.meta["desc"], strict=True):
         if isinstance(description, InputMutationAOTOutput):
             yield value, inputs[description.mutated_input]

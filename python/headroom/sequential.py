@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,36 +36,105 @@ class _Autocast:
         return torch.autocast(self.device_type, self.dtype, self.is_enabled, cache_enabled=False)
 
 
-def _groups(model: nn.Sequential, sample: torch.Tensor) -> list[list[tuple[str, nn.Module]]]:
-    """Stages joined so that each hands on one tensor, found by running them."""
+class _Attributes:
+    """Tensors that modules hold as attributes, buffers included: a stage that replaces one cannot run again."""
+
+    def __init__(self, modules: nn.Module) -> None:
+        self.tensors: list[tuple[nn.Module, str, torch.Tensor]] = []
+        for module in modules.modules():
+            for name, value in (*vars(module).items(), *module._buffers.items()):
+                if isinstance(value, torch.Tensor):
+                    self.tensors.append((module, name, value))
+
+    def replaced(self) -> list[tuple[nn.Module, str, torch.Tensor]]:
+        """Those that are other tensors by now."""
+        return [entry for entry in self.tensors if getattr(entry[0], entry[1], None) is not entry[2]]
+
+    def restore(self) -> None:
+        for module, name, tensor in self.replaced():
+            setattr(module, name, tensor)
+
+
+def _replaces(stage: str, tensor: str) -> str:
+    return f"stage {stage} replaces its tensor {tensor} and could not run again: change it in place, as with copy_()"
+
+
+def _draws_of_other_libraries() -> list[Any]:
+    """Random states that are not PyTorch's, which no plan replays."""
+    numpy = sys.modules.get("numpy")
+    return [random.getstate(), repr(numpy.random.get_state(legacy=False)) if numpy else None]
+
+
+def _run_to_group(
+    model: nn.Sequential, sample: torch.Tensor, memory: _C.KeptMemory
+) -> list[list[tuple[str, nn.Module]]]:
     groups: list[list[tuple[str, nn.Module]]] = [[]]
     value: Any = sample
-    buffers = {name: one.clone() for name, one in model.named_buffers()}
-    with torch.no_grad(), torch.random.fork_rng(devices=[sample.device] if sample.device.type == "cuda" else []):
-        for name, stage in model.named_children():
+    for name, stage in model.named_children():
+        attributes, draws = _Attributes(stage), _draws_of_other_libraries()
+        try:
             value = stage(value)
-            groups[-1].append((name, stage))
-            if isinstance(value, torch.Tensor):
-                groups.append([])
-        for name, one in model.named_buffers():
-            one.copy_(buffers[name])
+            replaced = [name for _, name, tensor in attributes.replaced() if memory.has_read(tensor)]
+        finally:
+            attributes.restore()
+        if replaced:
+            raise Unsupported(_replaces(name, replaced[0]))
+        if _draws_of_other_libraries() != draws:
+            raise Unsupported(f"stage {name} draws random numbers that are not PyTorch's, and could not run again")
+        groups[-1].append((name, stage))
+        if isinstance(value, torch.Tensor):
+            groups.append([])
     if not isinstance(value, torch.Tensor):
         raise Unsupported(f"the last stage must return one tensor, found {type(value).__name__}")
     return groups[:-1]
 
 
+def _groups(model: nn.Sequential, sample: torch.Tensor) -> list[list[tuple[str, nn.Module]]]:
+    """Stages joined so that each hands on one tensor, found by running them. Leaves the model and the sample alone."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = [sample.device] if sample.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices=devices), _C.KeptMemory() as memory:
+        try:
+            return _run_to_group(model, sample, memory)
+        finally:
+            for buffer, value in buffers:  # Kernels that torch.compile made write them unseen.
+                buffer.data.copy_(value)
+
+
+@contextlib.contextmanager
+def _modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Modules in the training modes of a plan: a stage that runs again may find others."""
+    others = [(module, module.training) for module, training in modes if module.training != training]
+    for module, training in others:
+        module.training = not training
+    try:
+        yield
+    finally:
+        for module, training in others:
+            module.training = training
+
+
 def _stage_of(
     group: Sequence[tuple[str, nn.Module]], autocast: _Autocast
 ) -> tuple[str, Callable[..., Any], list, list]:
+    modules = nn.ModuleList([stage for _, stage in group])
+    name = " + ".join(name for name, _ in group)
+    modes = [(module, module.training) for module in modules.modules() if module is not modules]
+    buffers = [(module, name, buffer) for module, _ in modes for name, buffer in module._buffers.items()]
+
     def run(value: Any) -> Any:
-        with autocast.again():
+        with autocast.again(), _modes(modes):
             for _, stage in group:
                 value = stage(value)
+        for module, buffer_name, buffer in buffers:
+            if module._buffers.get(buffer_name) is not buffer:
+                raise Unsupported(
+                    f"stage {name} replaces its tensor {buffer_name}: change it in place, as with copy_()"
+                )
         return value
 
-    modules = nn.ModuleList([stage for _, stage in group])
-    parameters = [one for one in modules.parameters() if one.requires_grad]
-    return " + ".join(name for name, _ in group), run, parameters, list(modules.buffers())
+    parameters = [parameter for parameter in modules.parameters() if parameter.requires_grad]
+    return name, run, parameters, list(modules.buffers())
 
 
 class _Planned:
@@ -75,7 +147,7 @@ class _Planned:
         groups = _groups(model, sample)
         self.stages = _C.measure_stages(
             type(model).__name__,
-            [_stage_of(one, autocast) for one in groups],
+            [_stage_of(group, autocast) for group in groups],
             sample.detach().requires_grad_(sample.requires_grad),
         )
         self.later_bytes = 0  # beside the step and what was there when it was measured
@@ -111,6 +183,9 @@ class _Planned:
             self.plan = self._make_plan(tries=False)
 
 
+# Measuring reads memory counters of the whole process: one plan at a time is made.
+_planning = threading.Lock()
+
 # Steps in which what happens between forward and backward is measured.
 _LEARNING_STEPS = 3
 
@@ -131,20 +206,30 @@ class Sequential(nn.Module):
         self._settings = Settings(budget=budget, **options)
         self._plans: dict[tuple[Any, ...], _Planned] = {}
         self._rests: dict[tuple[Any, ...], _Rest] = {}
+        self._register_state_dict_hook(_remove_prefix)
+        self.register_load_state_dict_pre_hook(_add_prefix)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without plans, which a copy makes for itself."""
+        return {**self.__dict__, "_plans": {}, "_rests": {}}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not isinstance(x, torch.Tensor):
             raise Unsupported(f"headroom.Sequential takes one tensor, found {type(x).__name__}")
-        if not torch.is_grad_enabled() or not (x.requires_grad or any(one.requires_grad for one in self.parameters())):
+        is_trained = x.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
+        if not torch.is_grad_enabled() or not is_trained:
             return self.model(x)
         key = self._kind_of(x)
         meter = meter_of(x.device)
-        if key not in self._plans:
-            self._plans[key] = _Planned(self.model, x, self._settings)
-            self._rests[key] = _Rest()
-        planned, rest = self._plans[key], self._rests[key]
-        planned.expect(meter.current_bytes() - planned.stages.before_bytes + rest.extra_bytes)
-        result = planned.plan.run(x)
+        with _planning:
+            if key not in self._plans:
+                self._forget_other_tensors(key)
+                self._plans[key] = _Planned(self.model, x, self._settings)
+                self._rests[key] = _Rest()
+            planned, rest = self._plans[key], self._rests[key]
+            planned.expect(meter.current_bytes() - planned.stages.before_bytes + rest.extra_bytes)
+            plan = planned.plan
+        result = plan.run(x)
         rest.watch(result, meter)
         return result
 
@@ -154,10 +239,34 @@ class Sequential(nn.Module):
 
     def _kind_of(self, x: torch.Tensor) -> tuple[Any, ...]:
         autocast = _Autocast.now(x.device)
-        training = tuple(one.training for one in self.model.modules())
-        trained = tuple(one.requires_grad for one in self.parameters())
+        modules = tuple((id(module), module.training) for module in self.model.modules())
+        trained = tuple(parameter.requires_grad for parameter in self.parameters())
+        # Plans hold their tensors, so that no other one gets the same id: load_state_dict(assign=True), to() and
+        # assignments replace them.
+        tensors = tuple(id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers()))
         layout = (tuple(x.shape), x.stride(), x.dtype, x.device, x.requires_grad)
-        return (*layout, training, trained, autocast.is_enabled, autocast.dtype)
+        return (tensors, *layout, modules, trained, autocast.is_enabled, autocast.dtype)
+
+    def _forget_other_tensors(self, key: tuple[Any, ...]) -> None:
+        """Drops plans for parameters and buffers that the model no longer has."""
+        for plans in (self._plans, self._rests):
+            for other in [other for other in plans if other[0] != key[0]]:
+                del plans[other]
+
+
+def _remove_prefix(module: Sequential, state: dict[str, Any], prefix: str, _metadata: dict[str, Any]) -> None:
+    """Gives the state the keys of the model's own."""
+    for key in [key for key in state if key.startswith(f"{prefix}model.")]:
+        state[prefix + key.removeprefix(f"{prefix}model.")] = state.pop(key)
+
+
+def _add_prefix(module: Sequential, state: dict[str, Any], prefix: str, *_rest: Any) -> None:
+    """Takes the model's own state."""
+    stages = {name for name, _ in module.model.named_children()}
+    for key in [key for key in state if key.startswith(prefix)]:
+        name = key.removeprefix(prefix)
+        if name.split(".")[0] in stages:
+            state[f"{prefix}model.{name}"] = state.pop(key)
 
 
 class _Rest:

@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+from torch import fx
 from torch._C import DispatchKey
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 # Operators that PyTorch decomposes in Python while it traces, though eager runs a kernel, or another decomposition, of
 # which the results differ in their last bits.
@@ -49,3 +51,50 @@ def eager_kernels() -> Iterator[None]:
         for operator, key, kernel in removed:
             operator.py_kernels[key] = kernel
             operator._dispatch_cache.clear()
+
+
+def drop_full_masks(gm: fx.GraphModule) -> None:
+    """Removes attention masks that mask nothing and do not depend on the model's inputs.
+
+    Some models pass no mask in eager and write out a full one while they are traced, the same for all keys and so
+    expanded along them. Only the attention kernel without fusion takes such a mask; eager calls another one, which also
+    draws other random numbers for dropout.
+    """
+    for node in gm.graph.find_nodes(op="call_function", target=torch.nn.functional.scaled_dot_product_attention):
+        mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+        if not isinstance(mask, fx.Node) or not _masks_nothing(mask):
+            continue
+        if len(node.args) > 3:
+            node.update_arg(3, None)
+        else:
+            node.update_kwarg("attn_mask", None)
+    gm.recompile()
+
+
+def _masks_nothing(mask: fx.Node) -> bool:
+    example = mask.meta.get("example_value")
+    is_expanded = isinstance(example, torch.Tensor) and example.dtype is torch.bool and example.stride(-1) == 0
+    if not is_expanded:
+        return False
+    needed = _ancestors(mask)
+    if any(node.op not in ("call_function", "call_method") for node in needed):
+        return False
+    with unset_fake_temporarily(), torch.no_grad():
+        values: dict[fx.Node, torch.Tensor] = {}
+        for node in needed:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            target = node.target if node.op == "call_function" else getattr(type(args[0]), node.target)
+            values[node] = target(*args, **kwargs)
+        return bool(values[mask].all())
+
+
+def _ancestors(node: fx.Node) -> list[fx.Node]:
+    """The node and all that it is computed from, in the order of the graph."""
+    needed: set[fx.Node] = set()
+    stack = [node]
+    while stack:
+        top = stack.pop()
+        if top not in needed:
+            needed.add(top)
+            stack.extend(top.all_input_nodes)
+    return [other for other in node.graph.nodes if other in needed]

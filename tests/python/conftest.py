@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,12 @@ def report(tmp_path: Path) -> Report:
         return page
 
     return make
+
+
+@pytest.fixture
+def fixed_costs() -> Iterator[None]:
+    """Costs by sizes instead of measured ones, kept for this test alone: plans are the same in every run."""
+    from fixed_costs import fixed_costs
+
+    with fixed_costs():
+        yield

@@ -137,9 +137,6 @@ def test_frozen_parameters_get_no_gradient() -> None:
 
 @pytest.mark.parametrize("name", ["vgg", "vit", "gpt"])
 def test_bf16_autocast(name: str) -> None:
-    """To plain eager's bits where dropout scales by a power of two and no weight is used twice; else tracing rounds
-    differently in bf16, and the bits are those of backend aot_eager."""
-
     def run(compiled: Callable[[torch.nn.Module], Callable[..., torch.Tensor]]) -> list[torch.Tensor]:
         torch._dynamo.reset()
         model, inputs, labels = make(name)
@@ -150,8 +147,8 @@ def test_bf16_autocast(name: str) -> None:
         loss.backward()
         return [loss.detach(), *[one.grad for one in model.parameters()]]
 
-    expected = run(lambda model: model if name == "vgg" else torch.compile(model, backend="aot_eager"))
-    found = run(lambda model: headroom.compile(model, "0.7x"))
+    expected = run(lambda model: model)
+    found = run(lambda model: headroom.compile(model, "0.8x"))
     assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
 
 

@@ -104,15 +104,15 @@ def test_a_second_backward_and_a_second_derivative_are_refused() -> None:
 
 
 def test_an_unknown_higher_order_operator() -> None:
-    from torch._higher_order_ops.effects import with_effects
+    from torch._higher_order_ops.wrap import wrap
 
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(2)
-    node = graph.call_function(with_effects, (x,))
+    node = graph.call_function(wrap, (x,))
     node.meta["val"] = torch.empty(2)
     graph.output((node,))
-    with pytest.raises(headroom.Unsupported, match=r"with_effects is not supported.*torch\.compiler\.disable"):
+    with pytest.raises(headroom.Unsupported, match=r"wrap is not supported.*torch\.compiler\.disable"):
         headroom.capture.capture(torch.fx.GraphModule(torch.nn.Module(), graph), 1, "step")
 
 

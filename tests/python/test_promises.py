@@ -18,7 +18,7 @@ from budgeted import Budgeted  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from headroom import flight  # noqa: E402
+from headroom import flight, tracing  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone", "fresh_device")
 
@@ -586,3 +586,28 @@ def test_interpolations(mode: str, shape: tuple[int, ...]) -> None:
     y = headroom.compile(function, "1x")(x)
     assert torch.equal(y, function(x))
     assert torch.equal(torch.autograd.grad(y.square().sum(), x)[0], expected)
+
+
+def attend(x: torch.Tensor, seen: int) -> torch.Tensor:
+    """Attention that writes out a mask only while it is compiled, as some models do."""
+    mask = None
+    if torch.compiler.is_compiling() or seen < 16:
+        mask = (torch.arange(16) < seen)[None, None, :, None].expand(2, 1, 16, 16)
+    heads = x.view(2, 4, 16, 8)
+    return functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask).sin()
+
+
+@pytest.mark.parametrize(("seen", "is_kept"), [(16, False), (12, True)])
+def test_only_a_mask_that_masks_nothing_is_dropped(seen: int, *, is_kept: bool) -> None:
+    masks = []
+
+    def backend(gm: torch.fx.GraphModule, _: object) -> object:
+        tracing.drop_full_masks(gm)
+        target = functional.scaled_dot_product_attention
+        masks.extend(node.kwargs["attn_mask"] for node in gm.graph.find_nodes(op="call_function", target=target))
+        return gm
+
+    x = torch.randn(1024)
+    found = torch.compile(lambda x: attend(x, seen), backend=backend)(x)
+    assert [mask is not None for mask in masks] == [is_kept]
+    torch.testing.assert_close(found, attend(x, seen), equal_nan=True)

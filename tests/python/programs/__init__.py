@@ -1,0 +1,1 @@
+"""Random training programs, run plainly and through headroom, and compared."""

@@ -1,0 +1,49 @@
+"""Compiles a program once, and runs it in several budgets. What this needs of headroom's internals is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from headroom.aot import Settings, Step, compile_graph
+from headroom.flight import Place, flights_on
+
+
+class Budgeted:
+    """A compiler of functions whose budget can be changed later."""
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.settings = Settings("1x")
+        self.steps: list[Step] = []
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(function, backend=self.backend, dynamic=False)
+
+    def backend(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_graph(gm, inputs, self.settings, on_step=self.steps.append)
+
+    def roots(self) -> list[Place]:
+        """Returns what is known of the graphs that a step has entered with no other in flight."""
+        known = flights_on(self.device).roots
+        return [known[step] for step in self.steps if step in known]
+
+    def smallest_share(self) -> float:
+        """Returns the smallest share of storing everything that all graphs can keep to, in their first step too."""
+        places = [place for root in self.roots() for place in (root, Place(root.step))]
+        shares = [place.smallest_bytes() / max(place.store_all_bytes(), 1) for place in places]
+        return max(shares, default=1.0)
+
+    def store_all_bytes(self) -> int:
+        """Returns what a step that stores everything is predicted to add; shares are of that."""
+        return max([place.store_all_bytes() for place in self.roots()], default=0)
+
+    def set_budget(self, budget: int | str) -> None:
+        """Changes the budget, and forgets what earlier runs have learned."""
+        self.settings = Settings(budget)
+        known = flights_on(self.device).roots
+        for step in self.steps:
+            step.settings = self.settings
+            step.chosen.clear()
+            known.pop(step, None)

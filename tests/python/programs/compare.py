@@ -1,0 +1,110 @@
+"""Compares what a program computed through headroom with what it computes plainly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from programs.prelude import IN_PLACE, Log
+
+# Where the arithmetic of a traced program is not that of the plain one, by the trait of the program. Its values may
+# then differ from the plain ones by rounding; with every budget they must have the bits that they have with "1x".
+# (Backend aot_eager is no reference for these: it reads buffers in backward after they have been updated.)
+TRACED_ARITHMETIC = {
+    "sums in another order": "A graph hands on one gradient of a tensor that it uses several times; plain PyTorch adds "
+    "the gradients from inside and outside of the graph one by one.",
+    "expanded gradient": "AOTAutograd makes the gradient of an output contiguous; plain PyTorch hands on the expanded "
+    "one of a sum, for which kernels add in another order.",
+    "autocast": "Dropout scales its mask before it is applied, which differs in bf16 for scales that are no power of "
+    "two; and the gradient of a weight that is used twice is summed in bf16.",
+}
+# Largest difference of a tensor's elements that is rounding, as a share of the largest element.
+ROUNDING = {"float32": 2e-5, "bfloat16": 3e-2}
+
+
+@dataclass
+class Failure:
+    """A difference: of what kind, where, and with which budget."""
+
+    kind: str  # "value", "rounding", "error", "missing error", "leak", "peak", "crash" or "timeout"
+    detail: str
+    budget: str = ""
+    is_refusal: bool = False  # the budget cannot be kept
+
+    def is_like(self, other: Failure) -> bool:
+        """Returns whether it is of the same kind with the same kind of budget."""
+        return (self.kind, self.kind_of_budget()) == (other.kind, other.kind_of_budget())
+
+    def kind_of_budget(self) -> str:
+        return self.budget if self.budget == "1x" else self.budget[-1:]
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.budget}): {self.detail}"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What counts as the same."""
+
+    tolerance: float = 0.0  # as a share of the largest element; 0: the same bits
+    may_refuse_change: bool = False  # to raise where the user changes a tensor, though plain PyTorch does not
+    may_be_zeros: bool = False  # in the place of no gradient
+
+    def is_same(self, expected: Any, found: Any) -> bool:
+        if expected is None and self.may_be_zeros:
+            return found is None or not np.any(found)
+        if not isinstance(expected, np.ndarray) or not isinstance(found, np.ndarray):
+            return type(expected) is type(found) and expected == found
+        if expected.shape != found.shape or expected.dtype != found.dtype:
+            return False
+        if self.tolerance == 0 or expected.dtype.kind != "f":
+            return np.array_equal(expected, found, equal_nan=expected.dtype.kind == "f")
+        # Gradients that are zero but for rounding have no scale of their own: hence the 1e-6.
+        atol = self.tolerance * np.max(np.abs(expected), initial=0, where=np.isfinite(expected)) + 1e-6
+        return np.allclose(expected, found, rtol=0, atol=atol, equal_nan=True)
+
+
+def describe(value: Any) -> str:
+    if not isinstance(value, np.ndarray):
+        return repr(value)
+    return f"{value.dtype}{list(value.shape)} {np.array2string(value.ravel()[:4], precision=6)}"
+
+
+def entries_of(log: Log, step: int) -> list[tuple[str, Any]]:
+    return [(name, value) for at, name, value in log.entries if at == step]
+
+
+def step_difference(expected: Log, found: Log, step: int, rules: Rules) -> Failure | None:
+    """Returns the first difference in a step that has raised nothing."""
+    left, right = entries_of(expected, step), entries_of(found, step)
+    if [name for name, _ in left] != [name for name, _ in right]:
+        return Failure("value", f"step {step}: {[n for n, _ in left]} logged, found {[n for n, _ in right]}")
+    for (name, one), (_, two) in zip(left, right, strict=True):
+        if not rules.is_same(one, two):
+            return Failure("value", f"step {step}: {name} is {describe(two)}, expected {describe(one)}")
+    return None
+
+
+def difference(expected: Log, found: Log, rules: Rules, rounding: Rules) -> Failure | None:
+    """Returns the first difference, as "rounding" if its whole step is the same but for rounding.
+
+    In a step that raises only the errors are compared.
+    """
+    for step in range(-1, max(expected.step, found.step) + 1):
+        kinds = [log.errors.get(step, ("", ""))[0] for log in (expected, found)]
+        if kinds[0] != kinds[1]:
+            if kinds == ["", IN_PLACE] and rules.may_refuse_change:
+                return None
+            if kinds[1] == "":
+                return Failure("missing error", f"step {step}: plain raises {expected.errors[step][1]}")
+            detail = f"step {step}: {found.errors[step][1]}, plain: {kinds[0] or 'no error'}"
+            return Failure("error", detail, is_refusal=kinds[1] == "BudgetError")
+        if kinds[0]:
+            continue
+        failure = step_difference(expected, found, step, rules)
+        if failure is not None:
+            is_rounding = step_difference(expected, found, step, rounding) is None
+            return replace(failure, kind="rounding") if is_rounding else failure
+    return None

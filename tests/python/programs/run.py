@@ -1,0 +1,213 @@
+"""Runs a program plainly and in several budgets, and compares."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from fixed_costs import fixed_costs
+from torch._inductor import config as inductor_config
+
+import headroom
+from programs import prelude
+from programs.budgets import Budgeted
+from programs.compare import ROUNDING, TRACED_ARITHMETIC, Failure, Rules, difference
+from programs.program import Program
+
+# A program in which plain PyTorch raises one of these is meant to.
+EXPECTED_ERRORS = ("Boom", prelude.IN_PLACE)
+# Steps at the start of a run in which the peak may exceed the budget: what happens around graphs is being learned.
+LEARNING_STEPS = 2
+
+
+@dataclass
+class Options:
+    """Where and how to run."""
+
+    device: str = "cpu"
+    kernels: str = "eager"
+    has_shares: bool = True  # budgets that are shares of what storing everything adds
+    has_bytes: bool = True  # a budget in bytes
+
+
+@dataclass
+class Result:
+    """What came of a program."""
+
+    status: str  # "passed", "failed" or "invalid": plain PyTorch refuses it
+    failures: list[Failure] = field(default_factory=list)
+    is_traced_arithmetic: bool = False  # tracing rounds differently from plain PyTorch
+
+
+def load(program: Program, device: str) -> Callable[[prelude.Compile, prelude.Log], None]:
+    """Returns the function `program` of its source."""
+    prelude.DEVICE = device
+    source = program.source()
+    name = f"<program {program.seed}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    namespace = dict(vars(prelude))
+    exec(compile(source, name, "exec"), namespace)
+    return namespace["program"]
+
+
+class Runner:
+    """Runs one program."""
+
+    def __init__(self, program: Program, options: Options) -> None:
+        self.program = program
+        self.options = options
+        self.function = load(program, options.device)
+        self.is_traced_arithmetic = False
+
+    def run(self, compiler: Any) -> tuple[prelude.Log, int]:
+        log = prelude.Log()
+        prelude.armed.update(forward=False, backward=False)
+
+        def note(message: Warning | str, *_: Any) -> None:
+            if "over the budget" in str(message):
+                log.warned_steps.add(log.step)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = note
+            left_bytes = prelude.bytes_left_by(self.function, compiler, log)
+        return log, left_bytes
+
+    def result(self) -> Result:
+        torch._dynamo.reset()
+        gc.collect()  # What is freed in the middle of a run would change what it adds.
+        try:
+            plain, plain_left = self.run(lambda function: function)
+        except Exception as error:
+            return Result("invalid", [Failure("invalid", f"{type(error).__name__}: {error}")])
+        unexpected = [message for kind, message in plain.errors.values() if kind not in EXPECTED_ERRORS]
+        if unexpected:
+            return Result("invalid", [Failure("invalid", unexpected[0])])
+        if plain_left:
+            return Result("invalid", [Failure("invalid", f"plain PyTorch leaves {plain_left} bytes")])
+        check = self.check_eager if self.options.kernels == "eager" else self.check_inductor
+        with fixed_costs():
+            failures = check(plain)
+        return Result("failed" if failures else "passed", failures, self.is_traced_arithmetic)
+
+    def check_eager(self, plain: prelude.Log) -> list[Failure]:
+        budgeted = Budgeted(self.options.device)
+        failures: list[Failure] = []
+        with torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True):
+            store_all = self.check_budget(budgeted, plain, "1x", None, failures)
+            if store_all is None:
+                return failures
+            smallest = budgeted.smallest_share()
+            is_irregular = "irregular" in self.program.traits
+            for share in sorted({smallest + 1e-6, (1 + smallest) / 2}) if self.options.has_shares else ():
+                budget = f"{share:.9f}x"
+                budgeted.set_budget(budget)
+                may_be_too_small = is_irregular or share < smallest + 1e-3
+                self.check_budget(budgeted, plain, budget, store_all, failures, may_be_too_small=may_be_too_small)
+            if self.options.has_bytes:
+                self.check_bytes(budgeted, plain, store_all, failures)
+        return failures
+
+    def check_bytes(
+        self, budgeted: Budgeted, plain: prelude.Log, store_all: prelude.Log, failures: list[Failure]
+    ) -> None:
+        """Runs the program in a number of bytes: nothing on the device may exceed it, whatever is around graphs."""
+        if "threads" in self.program.traits or store_all.errors or len(store_all.peaks) <= LEARNING_STEPS:
+            return
+        added = max(store_all.added[LEARNING_STEPS:])
+        budget = max(store_all.peaks[LEARNING_STEPS:]) - store_all.start_bytes
+        budget = headroom.current_bytes(self.options.device) + budget - added // 5
+        budgeted.set_budget(budget)
+        try:
+            log, _ = self.run(budgeted)
+        except Exception as error:
+            failures.append(Failure("error", f"{type(error).__name__}: {error}"[:2000], f"{budget} bytes"))
+            return
+        if any(kind == "BudgetError" for kind, _ in log.errors.values()):
+            return  # Of several graphs in a row, a later one can have no room left.
+        budget_name = f"{budget} bytes"
+        failure = self.difference(plain, log, store_all, may_refuse=True)
+        if failure is not None:
+            failures.append(replace(failure, budget=budget_name))
+        peak = max(log.peaks[LEARNING_STEPS:])
+        # What runs before any graph is in flight keeps to no budget.
+        is_planned = "eager part" not in self.program.traits
+        if peak > budget and is_planned and failure is None and max(log.warned_steps, default=0) < LEARNING_STEPS:
+            failures.append(Failure("peak", f"{peak} bytes in a step after the second", budget_name))
+
+    def check_budget(
+        self,
+        compiler: Any,
+        plain: prelude.Log,
+        budget: str,
+        store_all: prelude.Log | None,
+        failures: list[Failure],
+        *,
+        may_be_too_small: bool = False,
+    ) -> prelude.Log | None:
+        """Runs the program in a budget and appends what is wrong; returns its log if that is as in plain PyTorch."""
+        try:
+            log, left_bytes = self.run(compiler)
+        except Exception as error:
+            failures.append(Failure("error", f"{type(error).__name__}: {error}"[:2000], budget))
+            return None
+        failure = self.difference(plain, log, store_all, may_refuse=budget != "1x")
+        if failure is not None:
+            # Until all is learned that happens around graphs, the smallest budgets may be too small.
+            if not (failure.is_refusal and may_be_too_small):
+                failures.append(replace(failure, budget=budget))
+            return None
+        # In the run that compiles, what the compiled graphs keep is not told apart from what they leak.
+        if left_bytes > 0 and store_all is not None:
+            failures.append(Failure("leak", f"{left_bytes} bytes are left", budget))
+        if store_all is not None and "irregular" not in self.program.traits and len(log.added) > LEARNING_STEPS:
+            limit = float(budget[:-1]) * max(compiler.store_all_bytes(), *store_all.added[LEARNING_STEPS:])
+            peak = max(log.added[LEARNING_STEPS:])
+            if peak > limit and max(log.warned_steps, default=0) < LEARNING_STEPS:
+                failures.append(Failure("peak", f"{peak} bytes added, {limit:.0f} allowed", budget))
+        return log
+
+    def difference(
+        self, plain: prelude.Log, log: prelude.Log, store_all: prelude.Log | None, *, may_refuse: bool
+    ) -> Failure | None:
+        """Returns the first difference from plain PyTorch, or, where tracing rounds differently, from the budget 1x."""
+        traits = self.program.traits
+        is_exact = self.options.kernels == "eager"
+        rules = Rules(
+            tolerance=0.0 if is_exact else ROUNDING["bfloat16"],
+            may_refuse_change=may_refuse and "user change" in traits,
+            may_be_zeros="unused output" in traits,
+        )
+        close = replace(rules, tolerance=ROUNDING["bfloat16" if "autocast" in traits else "float32"])
+        failure = difference(plain, log, rules, close)
+        if failure is None or failure.kind != "rounding" or not traits & TRACED_ARITHMETIC.keys():
+            return failure
+        self.is_traced_arithmetic = True
+        return None if store_all is None else difference(store_all, log, rules, close)
+
+    def check_inductor(self, plain: prelude.Log) -> list[Failure]:
+        """Compares with Inductor's kernels: values but for rounding, and no peaks, which tests of their own look at.
+
+        Random numbers are drawn as in plain PyTorch. Kernels hold more than a plan of tiny graphs allows for, so that
+        any budget may be refused.
+        """
+        failures: list[Failure] = []
+        for budget in (None, "1x", "0.7x"):
+            torch._dynamo.reset()
+
+            def compiler(function: Callable[..., Any], budget: str | None = budget) -> Callable[..., Any]:
+                return headroom.compile(function, budget, kernels="inductor", cache=False)
+
+            with inductor_config.patch(fallback_random=True):
+                may_be_too_small = budget is not None
+                self.check_budget(compiler, plain, str(budget), None, failures, may_be_too_small=may_be_too_small)
+        return failures
+
+
+def run_program(program: Program, options: Options) -> Result:
+    return Runner(program, options).result()

@@ -1,0 +1,28 @@
+"""Random training programs give what plain PyTorch gives, within their budgets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("headroom._C", reason="the Python package is not built")
+
+
+def examine(*arguments: str) -> str:
+    """Runs the programs in a process of their own, and returns what it says."""
+    command = [sys.executable, "-m", "programs", "--shrink-seconds", "30", *arguments]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_programs_with_eager_kernels() -> None:
+    assert "0 failed" in examine("--seeds", "0:150")
+
+
+def test_programs_with_inductor() -> None:
+    assert "0 failed" in examine("--seeds", "0:5", "--kernels", "inductor")
