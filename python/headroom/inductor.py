@@ -1,28 +1,24 @@
-"""Plans for Inductor: made on the kernels that it will make, and emitted as a partition."""
+"""Plans for Inductor: made on the kernels that it will make."""
 
 from __future__ import annotations
 
-import operator
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch._functorch import partitioners
-from torch._inductor import ir
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.graph import GraphLowering
-from torch._inductor.lowering import register_lowering
-from torch._prims import rng_prims
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
 from headroom import _C
-from headroom.aot import Settings, cost_cache, meter_of
+from headroom.aot import Settings, cost_cache
 from headroom.capture import Call, Capture, Unsupported, capture, concrete, is_tensor, make_graph
 from headroom.costs import CostCache, draw_time_ns, fill_costs, move_time_ns
+from headroom.emission import emit
+from headroom.mutation import is_backward_write, is_forward_write, keep_what_forward_overwrites
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -247,7 +243,7 @@ def fill_kernel_costs(of: Capture, fused: Capture, masks: set[int], cache: CostC
     others = [call for call, is_own in zip(fused.calls, own, strict=True) if not is_own]
     for call in others:
         call.channels_last = channels_last and _packet(call) in _CONVOLUTIONS
-    fill_costs(replace(fused, calls=others), cache, meter_of(of.device))
+    fill_costs(replace(fused, calls=others), cache, _C.Meter(of.device))
     just_read: set[int] = set()  # by reductions right before, which are one kernel with those that follow
     for position, (call, is_own) in enumerate(zip(fused.calls, own, strict=True)):
         if not call.values:
@@ -261,155 +257,6 @@ def fill_kernel_costs(of: Capture, fused: Capture, masks: set[int], cache: CostC
         just_read = just_read | reads if _packet(call) in _REDUCTIONS else set()
 
 
-for _name in ("headroom::store", "headroom::inside"):
-    torch.library.define(_name, "(Tensor x) -> Tensor")
-    torch.library.impl(_name, "CompositeExplicitAutograd", torch.clone)
-
-
-@register_lowering(torch.ops.headroom.store.default)
-def _lower_store(x: Any) -> Any:
-    """Has Inductor store what it would rather compute inside each kernel that reads it, or together with its reader."""
-    x.realize()
-    return x
-
-
-@register_lowering(torch.ops.headroom.inside.default)
-def _lower_inside(x: Any) -> Any:
-    """Has Inductor compute inside each kernel that reads it what it would rather store, such as random numbers."""
-    stored = x.data.data
-    is_pointwise = isinstance(stored, ir.ComputedBuffer) and isinstance(stored.data, ir.Pointwise)
-    return ir.TensorBox.create(stored.data) if is_pointwise else x
-
-
-class Emission:
-    """A joint graph written anew in the order of a schedule."""
-
-    def __init__(self, joint: fx.GraphModule, fused: Capture) -> None:
-        self.graph = fx.Graph()
-        self.stored = {call.node for call in fused.calls if call.values}
-        self.now: dict[fx.Node, fx.Node] = {}  # placeholders, constants, stored results: what stands for them
-        self.random_states: dict[fx.Node, fx.Node] = {}  # of what draws: before it drew
-        for node in joint.graph.find_nodes(op="placeholder"):
-            self.now[node] = self.graph.node_copy(node)
-        for node in joint.graph.find_nodes(op="get_attr"):
-            self.now[node] = self.graph.node_copy(node)
-
-    def add(
-        self,
-        node: fx.Node,
-        target: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        keywords: dict[str, Any] | None = None,
-        **meta: Any,
-    ) -> fx.Node:
-        """A call of another target in the place of a node, with what is known of that but for `meta`."""
-        new = self.graph.call_function(target, arguments, keywords)
-        new.meta = {**node.meta, **meta}
-        return new
-
-    def get(self, node: fx.Node, inside: dict[fx.Node, fx.Node] | None = None) -> fx.Node:
-        """What stands for a node now.
-
-        What kernels compute inside is written anew for each that reads it: of a node that several read, Inductor would
-        make one kernel, and keep its result from the first reader to the last.
-        """
-        inside = {} if inside is None else inside
-        if node in self.now:
-            return self.now[node]
-        if node not in inside:
-            if node in self.stored:
-                raise RuntimeError(f"{node.name} is read and not there")
-            inputs = {one: self.get(one, inside) for one in node.all_input_nodes}
-            new = self.graph.node_copy(node, inputs.__getitem__)
-            is_random = node.target is prims.inductor_random.default
-            inside[node] = self.add(node, torch.ops.headroom.inside.default, (new,)) if is_random else new
-        return inside[node]
-
-    def run(self, node: fx.Node, *, draws_again: bool) -> None:
-        """Writes a call whose results are stored; `draws_again`: one that draws, and that the schedule runs again."""
-        inside: dict[fx.Node, fx.Node] = {}
-        inputs = {one: self.get(one, inside) for one in node.all_input_nodes}
-        new = self.draw(node, inputs) if draws_again else self.graph.node_copy(node, inputs.__getitem__)
-        if is_tensor(node.meta.get("val")):
-            new = self.add(node, torch.ops.headroom.store.default, (new,))
-        self.now[node] = new
-        for user in node.users:
-            if user.target is operator.getitem:
-                self.now[user] = self.graph.node_copy(user, lambda _, new=new: new)
-
-    def draw(self, node: fx.Node, inputs: dict[fx.Node, fx.Node]) -> fx.Node:
-        """The first time with the state of the generator kept, then from that state, so that it draws the same."""
-        arguments = fx.map_arg(node.args, inputs.__getitem__)
-        keywords = fx.map_arg(node.kwargs, inputs.__getitem__)
-        state = self.random_states.get(node)
-        if state is not None:
-            return self.add(node, rng_prims.run_with_rng_state, (state, node.target, *arguments), keywords)
-        result = node.meta["val"]
-        first = next(one for one in pytree.tree_leaves(result) if is_tensor(one))
-        now = torch.cuda.get_rng_state(first.device) if first.device.type == "cuda" else torch.get_rng_state()
-        before = first.fake_mode.from_tensor(now)
-        run_and_save = rng_prims.run_and_save_rng_state
-        both = self.add(node, run_and_save, (node.target, *arguments), keywords, val=(before, result))
-        self.random_states[node] = self.add(node, operator.getitem, (both, 0), val=before)
-        return self.add(node, operator.getitem, (both, 1))
-
-    def drop(self, nodes: Iterable[fx.Node]) -> None:
-        for node in nodes:
-            self.now.pop(node, None)
-
-
-def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Forward and backward in the order of the schedule, with a copy of what it runs again for each time it does."""
-    fused, count = step.fused, step.output_count
-    emission = Emission(joint, fused)
-    results = pytree.arg_tree_leaves(*joint.graph.output_node().args)
-    wanted = [one for one in [*results[:count], *step.writes.values()] if isinstance(one, fx.Node)]
-    nodes_in: dict[int, list[fx.Node]] = {}
-    for node, number in fused.number.items():
-        nodes_in.setdefault(fused.value_of_tensor[number], []).append(node)
-    handed_on: dict[fx.Node, fx.Node] = {}
-    forward_nodes: set[fx.Node] = set()
-
-    def end_forward() -> None:
-        for node in wanted:
-            if node not in handed_on:
-                handed_on[node] = emission.get(node)
-        for write, source in step.writes.items():
-            inputs = {source: handed_on[source]}
-            emission.graph.node_copy(write, lambda one, inputs=inputs: inputs.get(one) or emission.get(one))
-        forward_nodes.update(emission.graph.nodes)
-
-    steps = schedule.steps()
-    runs = Counter(op for op, _ in steps)
-    end = max((i for i, (op, _) in enumerate(steps) if op >= 0 and step.call_of_op[op] < 0), default=-1) + 1
-    for position, (op, value) in enumerate(steps):
-        if position == end:
-            end_forward()
-        if op < 0:
-            emission.drop(nodes_in.get(value, ()))
-        elif step.call_of_op[op] >= 0:
-            call = fused.calls[step.call_of_op[op]]
-            emission.run(call.node, draws_again=call.draws and runs[op] > 1)
-            emission.drop(nodes_in.get(value, ()))
-        else:
-            for node in wanted:
-                if fused.value_of_tensor[fused.number[node]] in step.graph.op_inputs(op):
-                    handed_on[node] = emission.get(node)
-    forward = [handed_on.get(one, one) for one in results[:count]]
-    backward = [emission.get(one) if isinstance(one, fx.Node) else one for one in results[count:]]
-    new_nodes = [one for one in emission.graph.nodes if one not in forward_nodes]
-    read_late = {one for node in new_nodes for one in node.all_input_nodes} | set(backward)
-    saved = [one for one in emission.graph.nodes if one in forward_nodes and one in read_late]
-    saved = [one for one in saved if one.op != "get_attr" and not one.name.startswith("tangents")]
-    emission.graph.output((*forward, *backward)).meta = dict(joint.graph.output_node().meta)
-    halves = partitioners._extract_fwd_bwd_modules(
-        fx.GraphModule(joint, emission.graph), saved, saved_sym_nodes=[], num_fwd_outputs=count
-    )
-    # With `fallback_random`, what forward draws would be drawn in backward too, for nobody.
-    halves[1].graph.eliminate_dead_code(is_impure_node=lambda one: one.is_impure(impure_random=False))
-    return halves
-
-
 @dataclass
 class KernelStep:
     """A captured step as the kernels that Inductor will make of it."""
@@ -419,7 +266,8 @@ class KernelStep:
     problem: _C.Problem
     call_of_op: list[int]
     output_count: int
-    writes: dict[fx.Node, fx.Node]  # nodes that write inputs over, and what they write
+    writes: dict[fx.Node, fx.Node]  # nodes that write inputs over in forward, and what they write
+    late_writes: dict[fx.Node, fx.Node]  # the same in backward
     store_all_bytes: int
     plain_time_ns: int
 
@@ -436,16 +284,13 @@ def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Setting
         # cannot be given one.
         may_draw_again = isinstance(call.node.target, torch._ops.OpOverload) and _packet(call) not in _SEEDS
         call.may_recompute = call.may_recompute and (may_draw_again or not call.draws)
-    writes: dict[fx.Node, fx.Node] = {}
-    for node in joint.graph.nodes:
-        if not partitioners._must_be_in_forward(node):
-            continue
-        if node.target is not aten.copy_.default or node.args[1] not in captured.number:
-            raise Unsupported(f"{node.name}: {node.target} changes memory in a way that cannot be planned")
-        writes[node] = node.args[1]
-    # What they write is kept to forward's end as the outputs are.
-    outputs = [*captured.forward_outputs, *[captured.number[one] for one in writes.values()]]
-    captured = replace(captured, forward_outputs=outputs)
+    writes, late_writes = _writes(joint, captured, is_forward_write), _writes(joint, captured, is_backward_write)
+    # What they write is kept to the end of forward or backward as the outputs are.
+    captured = replace(
+        captured,
+        forward_outputs=[*captured.forward_outputs, *[captured.number[one] for one in writes.values()]],
+        backward_outputs=[*captured.backward_outputs, *[captured.number[one] for one in late_writes.values()]],
+    )
 
     cache = cost_cache(captured.device, settings)
     masks = find_masks(captured)
@@ -453,9 +298,22 @@ def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Setting
     fill_kernel_costs(captured, fused, masks, cache, channels_last=channels_last)
     graph, call_of_op = make_graph(fused)
     plain = _C.simulate(graph, _C.store_all(graph))
+    problem = _C.Problem(graph)
     return KernelStep(
-        fused, graph, _C.Problem(graph), call_of_op, output_count, writes, plain.peak_bytes, plain.time_ns
+        fused, graph, problem, call_of_op, output_count, writes, late_writes, plain.peak_bytes, plain.time_ns
     )
+
+
+def _writes(joint: fx.GraphModule, captured: Capture, is_write: Callable[[fx.Node], bool]) -> dict[fx.Node, fx.Node]:
+    """Returns the nodes that write inputs over, and what they write."""
+    writes: dict[fx.Node, fx.Node] = {}
+    for node in joint.graph.nodes:
+        if not is_write(node):
+            continue
+        if node.target is not aten.copy_.default or node.args[1] not in captured.number:
+            raise Unsupported(f"{node.name}: {node.target} changes memory in a way that cannot be planned")
+        writes[node] = node.args[1]
+    return writes
 
 
 class Partitioner(CustomPartitionerFn):
@@ -485,6 +343,7 @@ class Partitioner(CustomPartitionerFn):
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         gm.graph.eliminate_dead_code()
+        keep_what_forward_overwrites(gm, kwargs["num_fwd_outputs"])
         gm.recompile()
         joint = copy_of(gm)
         self.step = step = make_kernel_step(joint, kwargs["num_fwd_outputs"], self.settings)

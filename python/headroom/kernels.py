@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import logging
+import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.convert_frame import compile_lock
 from torch._guards import TracingContext, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -21,16 +24,17 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from headroom import _C
-from headroom.aot import BudgetError, Planned, Settings, meter_of, too_small
+from headroom.aot import BudgetError, Planned, Settings, _specialize, meter_of, too_small
 from headroom.capture import is_tensor
-from headroom.costs import forked_random
+from headroom.flight import unwatched
 from headroom.inductor import Partitioner, copy_of
-from headroom.ordering import KeepOrder
+from headroom.ordering import KeepDraws, KeepOrder
+from headroom.trial import Arguments, find_changed, hidden, try_step
 
 _log = logging.getLogger(__name__)
 
 # The partition is made when its halves are compiled, and is no part of what Inductor's cache goes by.
-_PARTITIONED = {"custom_partitioner_fn": None}
+_PARTITIONED = {"custom_partitioner_fn": None, "_pre_fusion_custom_pass": KeepDraws()}
 # What is worth storing the plan knows: Inductor is not to store of its own accord what kernels compute inside. And what
 # is dropped is to be free: Inductor would hold on to memory that it has a use for later, however much later.
 _AS_PLANNED = {
@@ -63,43 +67,20 @@ def compiler_for(partitioner: Partitioner) -> Callable[..., Any]:
     return compile_one
 
 
-def compile_static(gm: fx.GraphModule, arguments: Sequence[Any], *options: Any) -> Callable[..., Any]:
-    """By Inductor for arguments of these shapes alone, with its cache, which asks what is known of shapes."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    fakes = [mode.from_tensor(one, static_shapes=True) if is_tensor(one) else one for one in arguments]
-    with tracing(TracingContext(mode)):
+def compile_static(gm: fx.GraphModule, fakes: Sequence[Any], *options: Any) -> Callable[..., Any]:
+    """By Inductor for arguments like these, with its cache, which asks what is known of shapes.
+
+    One thread at a time compiles: Dynamo's lock is held, as what PyTorch keeps of a compilation is shared by threads.
+    """
+    mode = next((one.fake_mode for one in fakes if is_tensor(one)), None)
+    with compile_lock, tracing(TracingContext(mode)):
         return compile_fx(copy_of(gm), fakes, *options)
 
 
-def try_step(compiled: Callable[..., Any], arguments: Sequence[Any], device: torch.device) -> tuple[int, int]:
-    """What a forward and a backward take at most beyond what is there before, and what the first of them leaves there.
-
-    The first compiles, tries out how to run kernels and has libraries make their workspaces. Changes nothing that the
-    user has.
-    """
-
-    def copied(one: object) -> object:
-        if not is_tensor(one):
-            return one
-        return one.detach().requires_grad_() if one.requires_grad else one.detach().clone()
-
-    meter = meter_of(device)
-    copies = [copied(one) for one in arguments]
-    leaves = [one for one in copies if is_tensor(one) and one.requires_grad]
-
-    def run() -> None:
-        results = [one for one in pytree.tree_leaves(compiled(*copies)) if is_tensor(one) and one.requires_grad]
-        torch.autograd.backward(results, [torch.ones_like(one) for one in results])
-        for one in leaves:
-            one.grad = None
-
-    with forked_random(device), torch.enable_grad():
-        at_first = meter.current_bytes()
-        run()
-        before = meter.current_bytes()
-        meter.reset_peak()
-        run()
-        return meter.peak_bytes() - before, before - at_first
+def make_fakes(arguments: Sequence[Any]) -> list[Any]:
+    """Returns stand-ins without memory, of these shapes alone."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    return [mode.from_tensor(one, static_shapes=True) if is_tensor(one) else one for one in arguments]
 
 
 # A real peak this far below the predicted one is worth one more compilation.
@@ -137,7 +118,8 @@ def choose(
     tensors = [one for one in arguments if is_tensor(one)]
     device = device_of(tensors)
     if not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
-        return Chosen(compile_static(gm, arguments))
+        return Chosen(compile_static(gm, make_fakes(arguments)))
+    trial_arguments = Arguments(arguments, find_changed(gm, make_fakes(arguments)))
     best: Chosen | None = None
     by_plan = False
     for trial in range(_MOST_TRIALS):
@@ -148,9 +130,9 @@ def choose(
         before = meter_of(device).current_bytes()
         # Without AOTAutograd's cache, which goes by the graph before the partition.
         with torch._functorch.config.patch(enable_autograd_cache=False):
-            compiled = compile_static(gm, arguments, compiler_for(partitioner), patches)
+            compiled = compile_static(gm, make_fakes(arguments), compiler_for(partitioner), patches)
         left_by_compiling = meter_of(device).current_bytes() - before
-        added, left = try_step(compiled, arguments, device)
+        added, left = try_step(compiled, trial_arguments, device)
         if partitioner.step is None:
             return Chosen(compiled)
         partitioner.set_aside(left_by_compiling + left)
@@ -179,7 +161,7 @@ def choose(
     return replace(found if best is None else best, trials=trial + 1)
 
 
-# Steps in which the peak is looked at. Looking starts the device's one peak anew, so it must end.
+# Steps in which the peak is measured. On a GPU that starts the device's one peak anew, so it must end.
 _LEARNING_STEPS = 3
 
 
@@ -192,55 +174,54 @@ class Kernels:
     """
 
     def __init__(self, gm: fx.GraphModule, settings: Settings) -> None:
+        _specialize([node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")])
         self.gm = gm
         self.settings = settings
-        self.meter: _C.Meter | None = None  # of the device of its first call's arguments, which all calls have
+        self.lock = threading.RLock()  # of what follows
+        self.asked: deque[int] = deque()  # bytes that it is to take less, by others and by backwards on any thread
         self.chosen: Chosen | None = None
         self.most_bytes: int | None = None  # that it may add; None: what the budget allows
         self.is_good = False  # what was chosen need not be planned anew, as far as is known
         self.steps = 0
-        self.before_bytes = 0  # on the device, at its last call
-        self.after_bytes = 0
 
     def __call__(self, *arguments: Any) -> Any:
-        if self.meter is None:
-            self.meter = _learning_meter(device_of([one for one in arguments if is_tensor(one)]))
-        meter = self.meter
-        _in_flight[:] = [one for one in _in_flight if one[0]() is not None]
-        outer = _in_flight[0][1] if _in_flight else None
+        device = device_of([one for one in arguments if is_tensor(one)])
+        flights = flights_of_this_thread(self.settings, device)
+        outer = flights[0] if flights else None
         limit = self.settings.limit_bytes()
-        self.before_bytes = meter.current_bytes()
-        if self.chosen is None or not self.is_good or not self.has_room(limit):
-            self.plan(arguments, outer)
-        is_watched = outer is None and limit is not None and self.steps < _LEARNING_STEPS
-        if is_watched:
-            meter.reset_peak()
-        results = self.chosen.run(*arguments)
-        self.after_bytes = meter.current_bytes()
-        node = next((one.grad_fn for one in pytree.tree_leaves(results) if is_tensor(one) and one.grad_fn), None)
+        before = meter_of(device).current_bytes()
+        with self.lock:
+            while self.asked:
+                self.take_less(self.asked.popleft())
+            if self.chosen is None or not self.is_good or not self.has_room(limit, before):
+                self.plan(arguments, outer)
+            chosen = self.chosen
+            has_limit = limit is not None and chosen.partitioner is not None
+            is_watched = has_limit and outer is None and self.steps < _LEARNING_STEPS
+            self.steps += is_watched
+        flight = Flight(self, device, before, is_watched=is_watched)
+        histories = {one.grad_fn for one in arguments if is_tensor(one)}
+        results = chosen.run(*arguments)
+        node = compiled_node([*pytree.tree_leaves(results), *arguments], histories)
         if node is not None:
-            _in_flight.append((weakref.ref(node), self))
-            if is_watched:
-                self.steps += 1
-                node.register_hook(lambda *_: self.take_less(meter.peak_bytes() - limit))
+            flight.begin(node)
         return results
 
-    def has_room(self, limit: int | None) -> bool:
-        by = self.chosen.partitioner
-        return limit is None or by is None or self.before_bytes + self.chosen.added_bytes <= limit
+    def has_room(self, limit: int | None, before_bytes: int) -> bool:
+        return limit is None or self.chosen.partitioner is None or before_bytes + self.chosen.added_bytes <= limit
 
-    def plan(self, arguments: Sequence[Any], outer: Kernels | None) -> None:
+    def plan(self, arguments: Sequence[Any], outer: Flight | None) -> None:
         excess = self.chosen.excess_bytes if self.chosen is not None else 0
-        self.chosen = choose(self.gm, arguments, self.settings, excess, self.most_bytes)
-        by = self.chosen.partitioner
+        with unwatched(), watches_paused(), hidden():
+            self.chosen = choose(self.gm, arguments, self.settings, excess, self.most_bytes)
         self.is_good = self.chosen.fits()
         if not self.is_good:
             error = self.error()
             if outer is None or self.settings.limit_bytes() is None:
                 raise error
-            outer.leave_room(self.chosen)
+            outer.kernels.leave_room(outer, self.chosen)
             warnings.warn(f"headroom: over the budget in this step, until it is planned again: {error}", stacklevel=2)
-        elif by is not None and self.settings.on_plan is not None:
+        elif self.chosen.partitioner is not None and self.settings.on_plan is not None:
             self.settings.on_plan(self.chosen.planned())
 
     def error(self) -> BudgetError:
@@ -248,14 +229,14 @@ class Kernels:
         smallest = by.resident_bytes + self.chosen.added_bytes + by.left_bytes
         return too_small(self.settings, by.step.problem, by.step.graph, smallest, by.outside_bytes)
 
-    def leave_room(self, inner: Chosen) -> None:
+    def leave_room(self, flight: Flight, inner: Chosen) -> None:
         """Takes less from the next step on, so that both lose the same share of what they would take."""
         by = inner.partitioner
-        kept = self.after_bytes - self.before_bytes
+        kept = flight.after_bytes - flight.before_bytes
         wanted = by.step.store_all_bytes - by.resident_bytes
-        there = self.settings.limit_bytes() - self.before_bytes
-        fair = int(kept * (kept + wanted - there) / max(kept + wanted, 1))
-        self.take_less(max(fair, kept + inner.added_bytes - there))
+        free = self.settings.limit_bytes() - flight.before_bytes
+        fair = int(kept * (kept + wanted - free) / max(kept + wanted, 1))
+        self.asked.append(max(fair, kept + inner.added_bytes - free))
 
     def take_less(self, less_bytes: int) -> None:
         if less_bytes > 0:
@@ -263,6 +244,107 @@ class Kernels:
             # It may be asked more than once before it is planned anew.
             self.most_bytes = most if self.most_bytes is None else min(most, self.most_bytes)
             self.is_good = False
+
+
+class Flight:
+    """One forward that waits for its backward, which may run on another thread."""
+
+    def __init__(self, kernels: Kernels, device: torch.device, before_bytes: int, *, is_watched: bool) -> None:
+        self.kernels = kernels
+        self.device = device
+        self.before_bytes = before_bytes  # on the device before forward
+        self.after_bytes = before_bytes  # on the device after forward
+        self.meter = _C.Meter(device) if is_watched else None  # its own, whose peak nobody else starts anew
+        self.peak_bytes = 0  # on the device, as far as it was measured before the last pause
+        self.node: weakref.ref[Any] | None = None  # of autograd: its backward
+        if is_watched:
+            with _watched_lock:
+                _watched.add(self)
+
+    def begin(self, node: Any) -> None:
+        self.after_bytes = meter_of(self.device).current_bytes()
+        self.node = weakref.ref(node)
+        _in_flight().append(self)
+        node.register_hook(lambda *_: self.end())
+
+    def is_alive(self) -> bool:
+        return self.node is not None and self.node() is not None
+
+    def end(self) -> None:
+        """Called when backward has run; what keeps the results keeps no flight.
+
+        Waits for no lock: on a GPU one thread runs the backwards of all, a trial's included.
+        """
+        self.node = None
+        self.pause()
+        meter, self.meter = self.meter, None
+        if meter is not None:
+            self.kernels.asked.append(self.peak_bytes - self.kernels.settings.limit_bytes())
+
+    def pause(self) -> None:
+        if (meter := self.meter) is not None:
+            self.peak_bytes = max(self.peak_bytes, meter.peak_bytes())
+
+    def resume(self) -> None:
+        if (meter := self.meter) is not None:
+            meter.reset_peak()
+
+
+_threads = threading.local()
+_trials_lock = threading.RLock()
+_watched: weakref.WeakSet[Flight] = weakref.WeakSet()  # in all threads
+_watched_lock = threading.Lock()
+
+
+def _in_flight() -> list[Flight]:
+    """Returns the flights of this thread's forwards, outermost first."""
+    if not hasattr(_threads, "flights"):
+        _threads.flights = []
+    return _threads.flights
+
+
+def flights_of_this_thread(settings: Settings, device: torch.device) -> list[Flight]:
+    """Returns those that share a budget on the device: graphs of one compiled model, which have one Settings object."""
+    flights = _in_flight()
+    flights[:] = [one for one in flights if one.is_alive()]
+    return [one for one in flights if one.device == device and one.kernels.settings is settings]
+
+
+@contextlib.contextmanager
+def watches_paused() -> Iterator[None]:
+    """Around compilations and trials, which no later step does: they count in no peak that is measured meanwhile.
+
+    One thread at a time is in it, as trials measure memory too.
+    """
+    with _trials_lock:
+        with _watched_lock:
+            flights = list(_watched)
+        for flight in flights:
+            flight.pause()
+        try:
+            yield
+        finally:
+            for flight in flights:
+                flight.resume()
+
+
+def compiled_node(tensors: Sequence[Any], histories: set[Any]) -> Any:
+    """Returns the node of autograd that stands for a compiled graph which made some of these tensors.
+
+    Results may be views, which have nodes of their own in front of it. `histories` are the nodes of the graph's
+    arguments: what is behind them was there before.
+    """
+    stack = [one.grad_fn for one in tensors if is_tensor(one)]
+    seen = set(histories) | {None}
+    while stack:
+        node = stack.pop(0)
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return node
+        stack.extend(before for before, _ in node.next_functions)
+    return None
 
 
 def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
@@ -274,12 +356,3 @@ def outside_bytes(tensors: Sequence[torch.Tensor], device: torch.device) -> int:
     storages = {one.untyped_storage()._cdata: one for one in tensors if one.device == device}
     inside = sum(_C.allocated_bytes(one.untyped_storage().nbytes(), device) for one in storages.values())
     return meter_of(device).current_bytes() - inside
-
-
-@functools.cache
-def _learning_meter(device: torch.device) -> _C.Meter:
-    """Apart from all others, whose peaks trials and users start anew."""
-    return _C.Meter(device)
-
-
-_in_flight: list[tuple[weakref.ref[Any], Kernels]] = []  # results that wait for their backward

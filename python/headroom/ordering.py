@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from torch._inductor import custom_graph_pass, ir
 from torch._inductor.dependencies import WeakDep
 from torch._inductor.virtualized import V
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_SEEDS = {prims.inductor_seed.default, prims.inductor_seeds.default}
 
 # By how many library calls (matrix products, convolutions, attention) kernels may move from their places: room to fuse
 # with neighbours, but not with the same calculation in another layer or in another recomputation.
@@ -54,7 +57,33 @@ class KeepOrder(_Pass):
 
     def uuid(self) -> bytes:
         """For Inductor's cache: what it writes depends on this file, and on how `headroom::store` is written."""
-        return custom_graph_pass.get_hash_for_files((__file__, str(Path(__file__).with_name("inductor.py"))))
+        return custom_graph_pass.get_hash_for_files((__file__, str(Path(__file__).with_name("emission.py"))))
+
+
+class KeepDraws(_Pass):
+    """Keeps the order in which library calls take random numbers, which Inductor sees no reason to keep.
+
+    So a step draws the same numbers by PyTorch's own partition as by a plan, where all library calls keep their order.
+    """
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        draws = [node for node in nodes if _is_library_call(node) and _may_draw(node)]
+        for earlier, later in itertools.pairwise(draws):
+            _depend(later, earlier)
+        if len(draws) > 1:
+            nodes[0].scheduler.compute_ancestors()
+        return nodes
+
+    def uuid(self) -> bytes:
+        """For Inductor's cache: what it writes depends on this file."""
+        return custom_graph_pass.get_hash_for_files((__file__,))
+
+
+def _may_draw(node: Any) -> bool:
+    targets = [getattr(origin, "target", None) for origin in node.node.get_origins()]
+    return any(
+        target in _SEEDS or torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) for target in targets
+    )
 
 
 def _is_library_call(node: Any) -> bool:

@@ -1,0 +1,158 @@
+"""Runs a compiled step once to see what it takes, and leaves no trace of that in what the user has."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from headroom import _C
+from headroom.capture import is_tensor
+
+_hooks = torch._C._autograd
+
+
+@contextlib.contextmanager
+def hidden() -> Iterator[None]:
+    """In which a step may be compiled and tried.
+
+    Random numbers are as before afterwards, and neither modes nor hooks of saved tensors that the user has set see
+    anything of it.
+    """
+    with _random_kept(), _disable_current_modes(), _without_saved_tensors_hooks():
+        yield
+
+
+@contextlib.contextmanager
+def _random_kept() -> Iterator[None]:
+    """As torch.random.fork_rng() on all devices, but without a tensor that would count as memory in use."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    state = bytes(torch.get_rng_state().tolist())
+    on_devices = [bytes(torch.cuda.get_rng_state(device).tolist()) for device in devices]
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8))
+        for device, state in zip(devices, on_devices, strict=True):
+            torch.cuda.set_rng_state(torch.tensor(list(state), dtype=torch.uint8), device)
+
+
+@contextlib.contextmanager
+def _without_saved_tensors_hooks() -> Iterator[None]:
+    pairs = []
+    while (pair := _hooks._top_saved_tensors_default_hooks(True)) is not None:
+        pairs.append(pair)
+        _hooks._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(pairs):
+            _hooks._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def find_changed(gm: fx.GraphModule, fakes: Sequence[Any]) -> set[int]:
+    """Returns the positions of arguments that the graph may change in place.
+
+    For those that take a gradient the versions of stand-ins tell. Others may be changed unseen, as the statistics of a
+    batch norm are, whose operator does not say so.
+    """
+    tensors = {i: fake for i, fake in enumerate(fakes) if is_tensor(fake)}
+    mutates_unseen = any("mutation" in str(node.target) for node in gm.graph.nodes if node.op == "call_function")
+    mode = next((fake.fake_mode for fake in tensors.values() if isinstance(fake, FakeTensor)), None)
+    if mutates_unseen or mode is None:
+        return set(tensors)
+    before = {i: fake._version for i, fake in tensors.items()}
+    try:
+        with mode:
+            fx.Interpreter(gm).run(*fakes)
+    except Exception:  # An operator needs real numbers; then anything may change.
+        return set(tensors)
+    return {i for i, fake in tensors.items() if not fake.requires_grad or fake._version != before[i]}
+
+
+class Arguments:
+    """A step's arguments, of which a trial gets stand-ins: without history or hooks, and copies of what it changes."""
+
+    def __init__(self, arguments: Sequence[Any], changed: set[int]) -> None:
+        self.arguments = arguments
+        self.changed_storages = {_storage_of(arguments[i]) for i in changed}
+
+    def stand_ins(self) -> tuple[list[Any], list[torch.Tensor]]:
+        """Returns the stand-ins, and the leaves among and behind them that take gradients."""
+        copies = _Copies(self.changed_storages)
+        return [copies.stand_in(one) if is_tensor(one) else one for one in self.arguments], copies.leaves
+
+
+class _Copies:
+    """Stand-ins that have memory in common where the tensors have."""
+
+    def __init__(self, changed_storages: set[int]) -> None:
+        self.changed_storages = changed_storages
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.bases: dict[int, torch.Tensor] = {}  # by the id of the tensor that views are of
+        self.leaves: list[torch.Tensor] = []
+
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        if _storage_of(tensor) not in self.changed_storages:
+            return self._leaf(tensor.detach(), tensor)
+        base = tensor._base
+        if base is None:
+            base = tensor
+        if id(base) not in self.bases:
+            self.bases[id(base)] = self._copy(base)
+        copy = self.bases[id(base)]
+        if base is tensor:
+            return copy
+        with torch.set_grad_enabled(tensor.requires_grad):
+            return copy.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        key = _storage_of(tensor)
+        if key not in self.storages:
+            self.storages[key] = tensor.untyped_storage().clone()
+        place = (tensor.storage_offset(), tensor.size(), tensor.stride())
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(self.storages[key], *place)
+        copy = self._leaf(copy, tensor)
+        # Autograd lets a tensor with a history be changed in place, but no leaf.
+        return copy if tensor.is_leaf else copy.clone()
+
+    def _leaf(self, stand_in: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.requires_grad:
+            self.leaves.append(stand_in.requires_grad_())
+        return stand_in
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def try_step(compiled: Callable[..., Any], arguments: Arguments, device: torch.device) -> tuple[int, int]:
+    """Runs two steps. Returns the bytes that the second adds at most, and those that the first leaves on the device.
+
+    The first tries out how to run kernels and has libraries make their workspaces.
+    """
+    meter = _C.Meter(device)
+
+    def added_bytes() -> int:
+        stand_ins, leaves = arguments.stand_ins()
+        before = meter.current_bytes()
+        meter.reset_peak()
+        results = [one for one in pytree.tree_leaves(compiled(*stand_ins)) if is_tensor(one) and one.requires_grad]
+        if results:
+            torch.autograd.backward(results, [torch.ones_like(one) for one in results])
+        peak = meter.peak_bytes()
+        for leaf in leaves:
+            leaf.grad = None
+        return peak - before
+
+    with torch.enable_grad():
+        at_first = meter.current_bytes()
+        added_bytes()
+        left = meter.current_bytes() - at_first
+        return added_bytes(), left
