@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import statistics
 import time
@@ -123,6 +124,18 @@ def _real(value: torch.Tensor, call: Call) -> torch.Tensor:
     return storage.as_strided(shape, strides)
 
 
+def _is_seed(node: fx.Node) -> bool:
+    """Whether it is the state of a generator that attention hands to its backward.
+
+    What is known of it may name another device than it is on, and kernels read it wherever it is said to be.
+    """
+    value = node.meta.get("val")
+    if node.target is not operator.getitem or not is_tensor(value) or value.numel() > 2:
+        return False
+    is_number = not value.dtype.is_floating_point and value.dtype is not torch.bool
+    return is_number and torch.Tag.nondeterministic_seeded in getattr(node.args[0].target, "tags", ())
+
+
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -135,6 +148,9 @@ def _measure(call: Call, constants: dict[fx.Node, Any], device: torch.device, me
         if one in constants:
             return constants[one]
         value = one.meta.get("val")
+        if _is_seed(one):
+            source, index = one.args
+            return source.target(*fx.node.map_arg(source.args, real), **fx.node.map_arg(source.kwargs, real))[index]
         return _real(value, call) if is_tensor(value) else value
 
     args, kwargs = fx.node.map_arg(call.node.args, real), fx.node.map_arg(call.node.kwargs, real)

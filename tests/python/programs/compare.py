@@ -19,6 +19,7 @@ TRACED_ARITHMETIC = {
     "one of a sum, for which kernels add in another order.",
     "transposed": "AOTAutograd gives the gradient of an output the output's layout; plain PyTorch hands on another "
     "one, for which kernels take other elements by vector instructions, which round differently.",
+    "scaled addition": "Dynamo writes add_(x, alpha=a) as add_(a * x), which a GPU rounds once more.",
     "autocast": "The gradient of a weight that is used twice is summed in bf16.",
 }
 # Largest difference of a tensor's elements that is rounding, as a share of the largest element.

@@ -317,7 +317,8 @@ def write_threads(rng: random.Random, seed: int) -> Program:
         loop = [Statement("for _ in range(3):", body)]
         caught = Statement("except Exception as error:", [Statement("problems.append(error)")])
         setup.append(Statement(f"def train{position}() -> None:", [Statement("try:", loop), caught]))
-    setup.append(Statement("problems = []"))
+    # Compiled one after the other: PyTorch cannot call a compiled function while another thread traces one.
+    setup += [Statement("problems = []"), Statement("train0()"), Statement("train1()")]
     step = [
         Statement("threads = [threading.Thread(target=target) for target in (train0, train1)]"),
         Statement("for thread in threads:", [Statement("thread.start()")]),

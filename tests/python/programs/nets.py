@@ -181,6 +181,8 @@ class NetWriter:
                 "{b}.copy_(0.5 * {b} + {h}.detach().sum(0))",
             )
         ).format(b=buffer, h=self.h)
+        if "alpha" in update:
+            self.traits.add("scaled addition")
         reads = self.rng.choice(("before", "after", "both", "never"))
         if reads in ("before", "both"):
             self.make(f"{self.h} * {buffer}.clone()")

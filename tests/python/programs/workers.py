@@ -58,6 +58,8 @@ def work(connection: Connection, arguments: argparse.Namespace) -> None:
     import programs.run  # noqa: F401
 
     torch.set_num_threads(1)
+    if arguments.device == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
     torch._logging.set_logs(all=40)
     gc.collect()
     gc.freeze()
