@@ -75,7 +75,7 @@ class Language(nn.Module):
 
 
 def language_case(kind: str) -> Case:
-    return Case(Language(kind), torch.randint(1000, (8, 128)), torch.randint(1000, (8 * 128,)))
+    return Case(Language(kind), torch.randint(1000, (16, 256)), torch.randint(1000, (16 * 256,)))
 
 
 MODELS: dict[str, Callable[[], Case]] = {
@@ -83,8 +83,8 @@ MODELS: dict[str, Callable[[], Case]] = {
     "gpt2": lambda: language_case("gpt2"),
     "deeplab": lambda: segmentation_case("deeplabv3_resnet50"),
     "fcn": lambda: segmentation_case("fcn_resnet50"),
-    "convnext": lambda: image_case("convnext_tiny", 64, 8),
-    "swin": lambda: image_case("swin_t", 64, 8),
+    "convnext": lambda: image_case("convnext_tiny", 128, 16),
+    "swin": lambda: image_case("swin_t", 128, 16),
     "efficientnet": lambda: image_case("efficientnet_b0", 64, 8),
     "densenet": lambda: image_case("densenet121", 64, 8, memory_efficient=False),
 }
@@ -146,7 +146,25 @@ def first_draw_apart(case: Case, run: Callable[..., torch.Tensor], plain: Callab
     return f"all {len(lists[0])} draws agree"
 
 
+def train_within(
+    case: Case, loss: Callable[..., torch.Tensor], budget: str, start: dict[str, torch.Tensor]
+) -> tuple[str, Callable[..., torch.Tensor], dict[str, torch.Tensor]]:
+    """Trains from the start. A share that the second step cannot keep, since gradients are there by then, is raised."""
+    share = float(budget.removesuffix("x"))
+    for _ in range(8):
+        torch._dynamo.reset()
+        case.model.load_state_dict(start)
+        run = headroom.compile(loss, f"{share:.6f}x")
+        try:
+            return f"{share:.4g}x", run, train(case, run)
+        except headroom.BudgetError:
+            share *= 1.1
+    raise RuntimeError(f"no budget up to {share}x is kept")
+
+
 def check(name: str, device: torch.device, budgets: list[str], *, draws: bool) -> bool:
+    # Without warn_only memory-efficient attention is deterministic; convolutional models call operators that cannot be.
+    torch.use_deterministic_algorithms(True, warn_only=name not in ("bert", "gpt2"))
     torch._dynamo.reset()
     torch.manual_seed(0)
     case = MODELS[name]()
@@ -162,20 +180,14 @@ def check(name: str, device: torch.device, budgets: list[str], *, draws: bool) -
     repeated = difference(train(case, loss), expected)[0] == 0
     holds = True
     for budget in budgets:
-        case.model.load_state_dict(start)
-        torch._dynamo.reset()
         if budget == "least":
             plan = headroom.plan(loss, case.inputs, case.labels)
             budget = f"{(plan.smallest_budget - plan.before) / (plan.plain_peak - plan.before) + 1e-3:.6f}x"
-        run = headroom.compile(loss, budget)
-        try:
-            count, error = difference(train(case, run), expected)
-        except headroom.BudgetError as error:
-            print(f"{name:13} {budget:10} refused: {error}"[:150], flush=True)
-            continue
+        budget, run, found = train_within(case, loss, budget, start)
+        count, error = difference(found, expected)
         verdict = "bit-equal" if count == 0 else f"{count} of {len(expected)} tensors differ, by up to {error:.1e}"
         note = "" if repeated else "; plain PyTorch is not deterministic here"
-        print(f"{name:13} {budget:10} {verdict}{note}", flush=True)
+        print(f"{name:13} {budget!s:10} {verdict}{note}", flush=True)
         if count and draws:
             case.model.load_state_dict(start)
             print("   ", first_draw_apart(case, run, loss), flush=True)
@@ -191,7 +203,6 @@ def main() -> int:
     parser.add_argument("--draws", action="store_true")
     options = parser.parse_args()
     torch.backends.cudnn.deterministic = True
-    torch.use_deterministic_algorithms(True, warn_only=True)
     results = [
         check(name, torch.device(options.device), options.budgets, draws=options.draws) for name in options.models
     ]

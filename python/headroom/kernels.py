@@ -99,7 +99,9 @@ class Chosen:
     trials: int = 0  # until it was chosen
 
     def fits(self) -> bool:
-        return self.partitioner is None or self.added_bytes <= self.partitioner.allowed_bytes()
+        if self.partitioner is None or self.partitioner.settings.budget is None:
+            return True
+        return self.added_bytes <= self.partitioner.allowed_bytes()
 
     def planned(self) -> Planned:
         by = self.partitioner

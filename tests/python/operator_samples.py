@@ -37,6 +37,9 @@ from torch.utils import _pytree as pytree
 import headroom
 from headroom import aot, costs
 
+# PyTorch's samples forbid changes of its backends' settings in the whole process when they are imported.
+vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
+
 # Samples of one operator from which those that run are chosen.
 CANDIDATES = 24
 

@@ -54,7 +54,8 @@ class Rules:
     may_refuse_change: bool = False  # to raise where the user changes a tensor, though plain PyTorch does not
     may_be_zeros: bool = False  # in the place of no gradient
 
-    def is_same(self, expected: Any, found: Any) -> bool:
+    def is_same(self, expected: Any, found: Any, scale: float) -> bool:
+        """Returns whether two logged values agree; `scale` is the largest number that was logged in their step."""
         if expected is None and self.may_be_zeros:
             return found is None or not np.any(found)
         if not isinstance(expected, np.ndarray) or not isinstance(found, np.ndarray):
@@ -63,9 +64,15 @@ class Rules:
             return False
         if self.tolerance == 0 or expected.dtype.kind != "f":
             return np.array_equal(expected, found, equal_nan=expected.dtype.kind == "f")
-        # Gradients that are zero but for rounding have no scale of their own: hence the 1e-6.
-        atol = self.tolerance * np.max(np.abs(expected), initial=0, where=np.isfinite(expected)) + 1e-6
+        # Gradients that are zero but for rounding have no scale of their own.
+        atol = self.tolerance * largest(expected) + 1e-6 + 1e-5 * scale
         return np.allclose(expected, found, rtol=0, atol=atol, equal_nan=True)
+
+
+def largest(value: Any) -> float:
+    if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+        return 0.0
+    return float(np.max(np.abs(value), initial=0, where=np.isfinite(value)))
 
 
 def describe(value: Any) -> str:
@@ -83,8 +90,9 @@ def step_difference(expected: Log, found: Log, step: int, rules: Rules) -> Failu
     left, right = entries_of(expected, step), entries_of(found, step)
     if [name for name, _ in left] != [name for name, _ in right]:
         return Failure("value", f"step {step}: {[n for n, _ in left]} logged, found {[n for n, _ in right]}")
+    scale = max([largest(value) for _, value in left], default=0.0)
     for (name, one), (_, two) in zip(left, right, strict=True):
-        if not rules.is_same(one, two):
+        if not rules.is_same(one, two, scale):
             return Failure("value", f"step {step}: {name} is {describe(two)}, expected {describe(one)}")
     return None
 

@@ -108,5 +108,7 @@ def bytes_left_by(program: Callable[[Compile, Log], None], compiler: Compile, lo
     before_bytes = headroom.current_bytes(DEVICE)
     program(compiler, log)
     if headroom.current_bytes(DEVICE) != before_bytes:
+        # After an error, autograd's queue holds what was ready to run until the next backward.
+        torch.ones(1, device=DEVICE, requires_grad=True).sum().backward()
         gc.collect()
     return headroom.current_bytes(DEVICE) - before_bytes
