@@ -28,7 +28,7 @@ class Budgeted:
 
     def is_all_planned(self) -> bool:
         """Returns whether every graph takes a gradient; the results of others are outside of all plans."""
-        return self.graph_count == len(self.steps)
+        return 0 < self.graph_count == len(self.steps)
 
     def roots(self) -> list[Place]:
         """Returns what is known of the graphs that a step has entered with no other in flight."""

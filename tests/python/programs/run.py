@@ -35,6 +35,13 @@ class Options:
     has_bytes: bool = True  # a budget in bytes
 
 
+# Errors of PyTorch's own, which backend aot_eager raises for the same programs.
+PYTORCH_ERRORS = (
+    "incorrect out shape after application of ViewMeta sequence",
+    "FX to symbolically trace a dynamo-optimized function",  # while another thread traces
+)
+
+
 @dataclass
 class Result:
     """What came of a program."""
@@ -93,6 +100,8 @@ class Runner:
         check = self.check_eager if self.options.kernels == "eager" else self.check_inductor
         with fixed_costs():
             failures = check(plain)
+        if failures and any(text in failures[0].detail for text in PYTORCH_ERRORS):
+            return Result("invalid", failures[:1])
         return Result("failed" if failures else "passed", failures, self.is_traced_arithmetic)
 
     def check_eager(self, plain: prelude.Log) -> list[Failure]:
