@@ -53,3 +53,8 @@ class Budgeted:
     def reruns(self) -> set[str]:
         ran = self.ran()
         return {name for name in ran if ran.count(name) > 1}
+
+
+def places() -> list[Place]:
+    """Returns what is known of each graph that was entered with no other in flight."""
+    return list(flights_on(torch.device("cpu")).roots.values())

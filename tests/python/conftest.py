@@ -45,3 +45,11 @@ def fixed_costs() -> Iterator[None]:
 
     with fixed_costs():
         yield
+
+
+@pytest.fixture
+def fresh_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forgets the graphs of other tests."""
+    from headroom import flight
+
+    monkeypatch.setattr(flight, "_devices", {})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -14,25 +12,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
-from budgeted import Budgeted  # noqa: E402
+from budgeted import Budgeted, places  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from headroom import flight, tracing  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone", "fresh_device")
 
 Function = Callable[..., torch.Tensor]
-
-
-@pytest.fixture
-def fresh_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forgets the graphs of other tests."""
-    monkeypatch.setattr(flight, "_devices", {})
-
-
-def places() -> list[flight.Place]:
-    return list(flight.flights_on(torch.device("cpu")).roots.values())
 
 
 def compiled_relu() -> Function:
@@ -424,199 +409,3 @@ def test_backward_frees_what_it_has_though_the_loss_lives_on() -> None:
     assert headroom.current_bytes() > before + 2 * x.nbytes
     loss.backward()
     assert headroom.current_bytes() <= before + loss.nbytes + 64
-
-
-# ---- Hooks for saved tensors, threads, copies, errors.
-
-
-def test_hooks_for_saved_tensors() -> None:
-    layer = nn.Linear(16, 16)
-    run = headroom.compile(lambda x: layer(x).relu().sum(), "1x")
-    x = torch.randn(8, 16)
-    layer(x).relu().sum().backward()
-    expected = layer.weight.grad.clone()
-    for hooks in (
-        torch.autograd.graph.save_on_cpu(),
-        torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.numpy(force=True), torch.from_numpy),
-    ):
-        layer.zero_grad()
-        with hooks:
-            loss = run(x)
-        loss.backward()
-        assert torch.equal(layer.weight.grad, expected)
-
-
-def train_some(model: nn.Module, run: Function, inputs: torch.Tensor, barrier: threading.Barrier | None) -> None:
-    for _ in range(6):
-        loss = run(inputs).square().sum()
-        if barrier is not None:
-            barrier.wait()  # Both have a forward in flight.
-        loss.backward()
-
-
-def test_threads_train_their_own_models() -> None:
-    def make(seed: int) -> tuple[nn.Module, torch.Tensor]:
-        torch.manual_seed(seed)
-        layers = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4 + seed)]
-        return nn.Sequential(*layers), torch.randn(64, 16)
-
-    expected = []
-    for seed in range(2):
-        model, inputs = make(seed)
-        train_some(model, model, inputs, None)
-        expected.append([parameter.grad for parameter in model.parameters()])
-    models = [make(seed) for seed in range(2)]
-    runs = [headroom.compile(model, "0.9x") for model, _ in models]
-    barrier = threading.Barrier(2, timeout=60)
-    threads = [
-        threading.Thread(target=train_some, args=(*models[i][:1], runs[i], models[i][1], barrier)) for i in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for (model, _), gradients in zip(models, expected, strict=True):
-        assert all(torch.equal(one.grad, two) for one, two in zip(model.parameters(), gradients, strict=True))
-    assert [len(place.inner) for place in places()] == [0, 0]
-
-
-def test_models_with_budgets_of_their_own_do_not_nest() -> None:
-    torch.manual_seed(0)
-    small, large = nn.Linear(16, 16), nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)])
-    one, other = headroom.compile(small, "1x"), headroom.compile(large, "1x")
-    x = torch.randn(8, 16)
-    (one(x) + other(x)).sum().backward()
-    assert [len(place.inner) for place in places()] == [0, 0]
-
-
-def test_a_compiled_model_is_saved_and_copied() -> None:
-    torch.manual_seed(0)
-    model = headroom.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), "1x")
-    x = torch.randn(2, 4)
-    model(x).sum().backward()
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    for other in (torch.load(file, weights_only=False), copy.deepcopy(model)):
-        assert torch.equal(other(x), model(x))
-        other(x).sum().backward()
-        assert type(other) is type(model)
-
-
-failure: dict[str, BaseException] = {}  # By where it is to be raised: forward, backward.
-
-
-@torch.library.custom_op("headroom_promises::fails", mutates_args=())
-def fails(x: torch.Tensor, where: str) -> torch.Tensor:
-    if where in failure:
-        raise failure[where]
-    return x.clone()
-
-
-fails.register_fake(lambda x, where: torch.empty_like(x))
-fails.register_autograd(lambda ctx, gradient: (fails(gradient, "backward"), None))
-
-
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), LookupError("no such thing"), torch.OutOfMemoryError("tried to allocate 2 MiB")]
-)
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_errors_of_operators_keep_their_types(error: BaseException, where: str) -> None:
-    layer = nn.Linear(4, 4)
-    x = torch.randn(2, 4)
-    run = headroom.compile(lambda x: fails(layer(x), "forward").sum(), "1x")
-    run(x).backward()
-    expected = layer.weight.grad.clone()
-    gc.collect()
-    before = headroom.current_bytes()
-    for _ in range(2):
-        failure[where] = error
-        try:
-            with pytest.raises(type(error)) as caught:
-                run(x).backward()
-        finally:
-            failure.clear()
-        assert caught.value is error
-        assert "headroom_promises::fails on [2, 4]" in error.__notes__[-1]
-        assert where == "backward" or "test_promises.py:" in error.__notes__[-1]
-        error.__traceback__ = None
-        del caught
-        gc.collect()
-        assert headroom.current_bytes() == before
-    layer.zero_grad()
-    run(x).backward()
-    assert torch.equal(layer.weight.grad, expected)
-
-
-# ---- Bits are those of the kernels that eager calls.
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.9])
-def test_dropout_of_any_rate(rate: float) -> None:
-    x = torch.randn(64, 64, requires_grad=True)
-    found = []
-    for use in (lambda x: functional.dropout(x.sin(), rate), None):
-        function = use or headroom.compile(lambda x: functional.dropout(x.sin(), rate), "1x")
-        torch.manual_seed(1)
-        y = function(x)
-        found.append((y, *torch.autograd.grad(y.square().sum(), x)))
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
-
-
-def test_dropout_of_a_transposed_tensor() -> None:
-    x = torch.randn(16, 32, requires_grad=True)
-    function = headroom.compile(lambda x: functional.dropout(x.t().sin(), 0.3), "1x")
-    torch.manual_seed(1)
-    expected = functional.dropout(x.t().sin(), 0.3)
-    torch.manual_seed(1)
-    assert torch.equal(function(x), expected)
-
-
-INTERPOLATIONS = [
-    ("linear", (2, 3, 8)),
-    ("bilinear", (2, 3, 8, 8)),
-    ("bicubic", (2, 3, 8, 8)),
-    ("trilinear", (2, 3, 8, 8, 8)),
-    ("nearest", (2, 3, 8, 8)),
-    ("nearest-exact", (2, 3, 8, 8)),
-    ("area", (2, 3, 8, 8)),
-]
-
-
-@pytest.mark.parametrize(("mode", "shape"), INTERPOLATIONS)
-def test_interpolations(mode: str, shape: tuple[int, ...]) -> None:
-    x = torch.randn(shape, requires_grad=True)
-    corners = {"align_corners": True} if "linear" in mode else {}
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return functional.interpolate(x.sin(), scale_factor=1.7, mode=mode, **corners)
-
-    (expected,) = torch.autograd.grad(function(x).square().sum(), x)
-    y = headroom.compile(function, "1x")(x)
-    assert torch.equal(y, function(x))
-    assert torch.equal(torch.autograd.grad(y.square().sum(), x)[0], expected)
-
-
-def attend(x: torch.Tensor, seen: int) -> torch.Tensor:
-    """Attention that writes out a mask only while it is compiled, as some models do."""
-    mask = None
-    if torch.compiler.is_compiling() or seen < 16:
-        mask = (torch.arange(16) < seen)[None, None, :, None].expand(2, 1, 16, 16)
-    heads = x.view(2, 4, 16, 8)
-    return functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask).sin()
-
-
-@pytest.mark.parametrize(("seen", "is_kept"), [(16, False), (12, True)])
-def test_only_a_mask_that_masks_nothing_is_dropped(seen: int, *, is_kept: bool) -> None:
-    masks = []
-
-    def backend(gm: torch.fx.GraphModule, _: object) -> object:
-        tracing.drop_full_masks(gm)
-        target = functional.scaled_dot_product_attention
-        masks.extend(node.kwargs["attn_mask"] for node in gm.graph.find_nodes(op="call_function", target=target))
-        return gm
-
-    x = torch.randn(1024)
-    found = torch.compile(lambda x: attend(x, seen), backend=backend)(x)
-    assert [mask is not None for mask in masks] == [is_kept]
-    torch.testing.assert_close(found, attend(x, seen), equal_nan=True)
