@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
 from headroom.capture import is_tensor, is_view, storage_bytes
+from headroom.rewrite import ancestors
 
 aten = torch.ops.aten
 
@@ -36,8 +37,8 @@ def keep_what_forward_overwrites(joint: fx.GraphModule, output_count: int) -> No
         return
     results = pytree.arg_tree_leaves(*joint.graph.output_node().args)
     late_writes = [node for node in joint.graph.nodes if is_backward_write(node)]
-    in_forward = _ancestors([*results[:output_count], *[one for node in writes for one in node.args[1:]]])
-    in_backward = _ancestors([*results[output_count:], *[one for node in late_writes for one in node.args[1:]]])
+    in_forward = ancestors([*results[:output_count], *[one for node in writes for one in node.args[1:]]])
+    in_backward = ancestors([*results[output_count:], *[one for node in late_writes for one in node.args[1:]]])
     for write in writes:
         source = write.args[0]
         aliases = _aliases_of(source)
@@ -68,18 +69,6 @@ def is_forward_write(node: fx.Node) -> bool:
 def is_backward_write(node: fx.Node) -> bool:
     """Whether a node of a joint graph changes memory in backward."""
     return node.op == "call_function" and partitioners._must_be_in_backward(node)
-
-
-def _ancestors(nodes: Iterable[object]) -> set[fx.Node]:
-    """Returns the nodes and all that they depend on."""
-    seen: set[fx.Node] = set()
-    stack = [node for node in nodes if isinstance(node, fx.Node)]
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            stack.extend(node.all_input_nodes)
-    return seen
 
 
 def _aliases_of(source: fx.Node) -> dict[fx.Node, None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import fx
@@ -72,7 +72,7 @@ def update_statistics(joint: fx.GraphModule, forward_output_count: int) -> None:
     graph = joint.graph
     goes_to = dict(_input_updates(joint))
     outputs = pytree.arg_tree_leaves(*graph.output_node().args)[:forward_output_count]
-    needed = _needed_by([one for one in outputs if one not in goes_to])
+    needed = ancestors([one for one in outputs if one not in goes_to])
     for node in [one for one in graph.nodes if one.target in _UPDATING and one in needed]:
         target, kept = _UPDATING[node.target]
         image, weight, bias, mean, variance, *training, momentum, eps = node.args
@@ -149,7 +149,7 @@ def protect_changed_inputs(joint: fx.GraphModule, forward_output_count: int) -> 
     rerun. Larger calls, and all that backward runs, read a copy that forward makes.
     """
     outputs = pytree.arg_tree_leaves(*joint.graph.output_node().args)[:forward_output_count]
-    in_forward = _needed_by(outputs)
+    in_forward = ancestors(outputs)
     for changed in dict.fromkeys(target for _, target in _input_updates(joint)):
         input_bytes = _result_bytes(changed)
         for alias in list(_aliases(changed)):
@@ -195,15 +195,16 @@ def _result_bytes(node: fx.Node) -> int:
     return sum(value.numel() * value.element_size() for value in results)
 
 
-def _needed_by(nodes: list[object]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    stack = [one for one in nodes if isinstance(one, fx.Node)]
+def ancestors(nodes: Iterable[object]) -> set[fx.Node]:
+    """Returns the nodes among these and all that they depend on."""
+    seen: set[fx.Node] = set()
+    stack = [node for node in nodes if isinstance(node, fx.Node)]
     while stack:
         node = stack.pop()
-        if node not in found:
-            found.add(node)
+        if node not in seen:
+            seen.add(node)
             stack.extend(node.all_input_nodes)
-    return found
+    return seen
 
 
 def updated_by(node: fx.Node) -> Sequence[fx.Node]:

@@ -10,6 +10,8 @@ from torch import fx
 from torch._C import DispatchKey
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from headroom.rewrite import ancestors
+
 # Operators that PyTorch decomposes in Python while it traces, though eager runs a kernel, or another decomposition, of
 # which the results differ in their last bits.
 _DECOMPOSED = (
@@ -76,7 +78,8 @@ def _masks_nothing(mask: fx.Node) -> bool:
     is_expanded = isinstance(example, torch.Tensor) and example.dtype is torch.bool and example.stride(-1) == 0
     if not is_expanded:
         return False
-    needed = _ancestors(mask)
+    reached = ancestors([mask])
+    needed = [node for node in mask.graph.nodes if node in reached]
     if any(node.op not in ("call_function", "call_method") for node in needed):
         return False
     with unset_fake_temporarily(), torch.no_grad():
@@ -86,15 +89,3 @@ def _masks_nothing(mask: fx.Node) -> bool:
             target = node.target if node.op == "call_function" else getattr(type(args[0]), node.target)
             values[node] = target(*args, **kwargs)
         return bool(values[mask].all())
-
-
-def _ancestors(node: fx.Node) -> list[fx.Node]:
-    """The node and all that it is computed from, in the order of the graph."""
-    needed: set[fx.Node] = set()
-    stack = [node]
-    while stack:
-        top = stack.pop()
-        if top not in needed:
-            needed.add(top)
-            stack.extend(top.all_input_nodes)
-    return [other for other in node.graph.nodes if other in needed]
