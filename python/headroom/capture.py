@@ -284,7 +284,7 @@ def _add_operator(to: Capture, node: fx.Node, value: object) -> None:
     call = Call(node, reads, [], is_view=is_view(node.target), has_effect=has_effect(node.target))
     call.draws = _may_draw(node) and not call.has_effect
     call.may_recompute = _may_recompute(node) and not call.has_effect
-    if not call.is_view and is_tensor(value) and _is_alias(value, node, to):
+    if not call.is_view and is_tensor(value) and is_alias(value, node):
         call.is_view = True
     if not is_several and not is_tensor(value) and not call.has_effect:
         raise Unsupported(f"gives {type(value).__name__}, not a tensor; {LEAVE_OUT}")
@@ -319,7 +319,7 @@ def _order_effect(to: Capture, call: Call) -> None:
     to.last_effect = to.value_of_tensor.index(call.values[0])
 
 
-def _is_alias(value: torch.Tensor, node: fx.Node, to: Capture) -> bool:
+def is_alias(value: torch.Tensor, node: fx.Node) -> bool:
     """Whether an operator handed an input back, as those that convert do where there is nothing to convert."""
     inputs = [one for one in needs_a_tensor(node) if is_tensor(one.meta.get("val"))]
     return bool(inputs) and any(

@@ -11,7 +11,7 @@ from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
-from headroom.capture import IN_FORWARD, is_tensor, is_view
+from headroom.capture import IN_FORWARD, is_alias, is_tensor, is_view
 from headroom.unsupported import LEAVE_OUT, Unsupported, located
 
 aten = torch.ops.aten
@@ -187,7 +187,10 @@ def _aliases(source: fx.Node) -> Iterator[fx.Node]:
 
 
 def _is_alias_node(node: fx.Node) -> bool:
-    return node.op == "call_function" and (node.target is operator.getitem or is_view(node.target))
+    if node.op != "call_function":
+        return False
+    value = node.meta.get("val")
+    return node.target is operator.getitem or is_view(node.target) or (is_tensor(value) and is_alias(value, node))
 
 
 def _result_bytes(node: fx.Node) -> int:
