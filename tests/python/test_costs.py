@@ -58,13 +58,12 @@ def test_what_a_library_takes_to_set_up_is_no_cost_of_the_first_call() -> None:
     assert 1e6 <= plan.plain_time_ns < 1e8
 
 
-def test_costs_on_disk_are_those_of_the_arithmetic_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_on_disk_are_those_of_the_arithmetic_that_is_chosen() -> None:
     aot.cache_of.cache_clear()
     layer = torch.nn.Linear(4, 4)
     batch = torch.randn(2, 4)
     headroom.plan(layer, batch, cache=False)
-    with monkeypatch.context() as changed:
-        changed.setattr(torch.backends.cudnn, "benchmark", True)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
         headroom.plan(layer, batch)
     assert costs.CostCache(CPU).costs == {}
     headroom.plan(layer, batch)
