@@ -16,6 +16,7 @@ from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 
 from headroom import _C
+from headroom.budgets import read_budget, read_bytes
 from headroom.capture import (
     Call,
     Capture,
@@ -77,10 +78,8 @@ class Settings:
             raise ValueError(f"planner must be one of {', '.join(_C.planner_names())}, found {self.planner!r}")
         if self.kernels not in ("eager", "inductor"):
             raise ValueError(f"kernels must be eager or inductor, found {self.kernels!r}")
-        if isinstance(self.reserve, str):
-            self.reserve = _C.parse_bytes(self.reserve)
-        if isinstance(self.budget, str) and not self.budget.endswith("x"):
-            self.budget = _C.parse_bytes(self.budget)
+        self.reserve = read_bytes(self.reserve, "reserve")
+        self.budget = read_budget(self.budget)
 
     def graph_budget(self, graph: _C.Graph, store_all_bytes: int, outside_bytes: int) -> int:
         """The largest simulated peak, where this much is on the device beside the graph's values."""

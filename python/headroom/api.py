@@ -8,8 +8,8 @@ import functools
 import html
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -17,8 +17,9 @@ from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.exc import BackendCompilerFailed
 
 from headroom import _C
-from headroom.aot import BudgetError, Settings, Step, compile_graph, meter_of
+from headroom.aot import BudgetError, Planned, Settings, Step, compile_graph, meter_of
 from headroom.capture import Rest
+from headroom.entrance import NOTHING_CAPTURED, count_graph, watch_calls
 from headroom.tracing import drop_full_masks
 from headroom.unsupported import Unsupported, check_inputs, module_of, source_of
 
@@ -47,7 +48,8 @@ def _settings_of(options: dict[str, Any] | None) -> Settings:
 
 
 def _compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings) -> Any:
-    _refuse_silent_fallback()
+    count_graph()
+    _warn_of_recompile_limit()
     check_inputs(example_inputs)
     drop_full_masks(gm)
     if settings.kernels == "inductor":
@@ -74,10 +76,10 @@ class _Backend:
     def check(self, result: object) -> None:
         leaves = torch.utils._pytree.tree_leaves(result)
         if not self.is_used and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
-            raise Unsupported(
-                "torch.compile captured nothing of the model, so nothing keeps to the budget; see why with "
-                "TORCH_LOGS=graph_breaks, or train an nn.Sequential with headroom.Sequential"
-            )
+            raise Unsupported(NOTHING_CAPTURED)
+
+
+watch_calls(backend, _Backend)
 
 
 @contextlib.contextmanager
@@ -101,9 +103,7 @@ class CompiledModule(OptimizedModule):
         return result
 
 
-def _refuse_silent_fallback() -> None:
-    """Past its recompile limit Dynamo would run the model as it is, without a budget; now that is an error."""
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
+def _warn_of_recompile_limit() -> None:
     compile_id = torch._guards.CompileContext.current_compile_id()
     limit = torch._dynamo.config.recompile_limit
     if compile_id is not None and (compile_id.frame_compile_id or 0) + 1 == limit:
@@ -114,13 +114,39 @@ def _refuse_silent_fallback() -> None:
         )
 
 
-def compile(model: Callable[..., Any], budget: int | str | None = None, **options: Any) -> Callable[..., Any]:  # noqa: A001
-    """A model that trains inside ``budget``: bytes, ``"8GiB"``, or ``"0.5x"`` of what plain training adds.
+Model = TypeVar("Model", bound=Callable[..., Any])
 
-    Bytes are the device's whole peak in a step, as torch reports it. Options: ``planner`` and ``reserve`` (bytes to
-    leave free, for an optimizer's state). A budget that cannot be kept raises BudgetError in the first call.
+
+def compile(  # noqa: A001
+    model: Model,
+    budget: float | str | None = None,
+    *,
+    planner: str = "auto",
+    kernels: str = "eager",
+    reserve: float | str = 0,
+    cache: bool = True,
+    on_plan: Callable[[Planned], None] | None = None,
+) -> Model:
+    """Compiles a module or a function so that it trains inside ``budget``.
+
+    budget
+        Bytes (``8_000_000_000``), a size (``"8GB"``, ``"7.5GiB"``) or a share of what plain training adds (``"0.5x"``,
+        ``"50%"``). Bytes are the device's whole peak in a step, as torch reports it, with weights, gradients and all
+        that others have there. None: nothing is recomputed.
+    planner
+        Which planner chooses what is recomputed: one of ``headroom planners``.
+    kernels
+        ``"eager"``: PyTorch's own, with the bits of plain training; ``"inductor"``: those of torch.compile.
+    reserve
+        Bytes of the budget to leave free, for instance for an optimizer's state that comes later.
+    cache
+        Whether times of operators are kept on disk for later processes.
+    on_plan
+        Called with each plan that is going to be run.
+
+    A budget that cannot be kept raises BudgetError in the first call, with the smallest that can.
     """
-    backend = _Backend(Settings(budget=budget, **options))
+    backend = _Backend(Settings(budget, planner, kernels, reserve, cache, on_plan))
     compiled = torch.compile(model, backend=backend, dynamic=False)
     if isinstance(compiled, OptimizedModule):
         compiled.__class__ = CompiledModule
@@ -150,9 +176,9 @@ class MemoryPlan:
     plain_time_ns: int
     lower_bound_ns: int
     smallest_budget: int
-    _outside: int
-    _step: Step
-    _plan: _C.Plan
+    _outside: int = field(repr=False)
+    _step: Step = field(repr=False)
+    _plan: _C.Plan = field(repr=False)
 
     def within(self, budget: int | str | None) -> MemoryPlan:
         """The same step's plan within another budget, with the same memory in use outside."""
@@ -224,27 +250,26 @@ def _capture_step(model: Callable[..., Any], args: Sequence[Any], kwargs: dict[s
     def only_capture(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return compile_graph(gm, inputs, settings, on_step=stop)
 
-    with _fresh_dynamo():
-        try:
-            torch.compile(model, backend=only_capture, dynamic=False)(*args, **kwargs)
-        except torch._dynamo.exc.BackendCompilerFailed as error:
-            if not isinstance(error.inner_exception, _Planned):
-                raise error.inner_exception from None
+    try:
+        torch.compile(_unseen(model), backend=only_capture, dynamic=False)(*args, **kwargs)
+    except BackendCompilerFailed as error:
+        if not isinstance(error.inner_exception, _Planned):
+            raise error.inner_exception from None
     if not captured:
-        raise Unsupported(
-            "torch.compile captured nothing of the model that takes a gradient; see why with TORCH_LOGS=graph_breaks, "
-            "or train an nn.Sequential with headroom.Sequential"
-        )
+        raise Unsupported(NOTHING_CAPTURED)
     return captured[0]
 
 
-@contextlib.contextmanager
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    try:
-        yield
-    finally:
-        torch._dynamo.reset()
+def _unseen(model: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that Dynamo knows nothing of yet: what it has learned of the model's own code stays as it is."""
+
+    model = getattr(model, "_orig_mod", model)  # what torch.compile has compiled before would be called as it is
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace()
+    return call
 
 
 def _outside_now(step: Step) -> int:

@@ -23,6 +23,7 @@ import torch
 
 from headroom import _C
 from headroom.capture import Rest
+from headroom.entrance import count_graph
 
 if TYPE_CHECKING:
     from headroom.aot import Step
@@ -138,6 +139,7 @@ class Device:
             flights[-1].is_watched = True
 
     def forward(self, step: Step, arguments: list[object]) -> tuple[list[torch.Tensor], Flight]:
+        count_graph()
         with self.lock:
             self.pause()
             stack = self.stack_of(step)

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from headroom import _C
 from headroom.aot import BudgetError, Planned, Settings, _specialize, meter_of, too_small
 from headroom.capture import is_tensor
+from headroom.entrance import count_graph
 from headroom.flight import unwatched
 from headroom.inductor import Partitioner, copy_of
 from headroom.ordering import KeepDraws, KeepOrder
@@ -187,6 +188,7 @@ class Kernels:
         self.steps = 0
 
     def __call__(self, *arguments: Any) -> Any:
+        count_graph()
         device = device_of([one for one in arguments if is_tensor(one)])
         flights = flights_of_this_thread(self.settings, device)
         outer = flights[0] if flights else None

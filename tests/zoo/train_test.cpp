@@ -16,8 +16,8 @@
 namespace headroom {
 namespace {
 
-constexpr int kSteps = 3;
-constexpr int kBudgets = 5;
+constexpr int kSteps = 2;
+constexpr int kBudgets = 3;
 
 struct Case {
   const char* name;
