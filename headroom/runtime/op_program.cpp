@@ -104,7 +104,8 @@ class OpStep::Frame {
         drop(step.value());
         continue;
       }
-      if (program.call_of_op[index(step.op())] < 0) {
+      if (program.call_of_op[index(step.op())] == OpProgram::kAccumulates) continue;
+      if (program.call_of_op[index(step.op())] == OpProgram::kHandsOn) {
         for (const ValueId id : program.graph.op(step.op()).inputs) hand_on(id);
         continue;
       }
@@ -320,7 +321,8 @@ OpStep::OpStep(std::shared_ptr<const OpProgram> program, Schedule schedule)
   for (size_t i = 0; i < schedule_.steps.size(); ++i) {
     const Step& step = schedule_.steps[i];
     if (!step.is_run()) continue;
-    if (program_->call_of_op[index(step.op())] < 0) {
+    if (program_->call_of_op[index(step.op())] == OpProgram::kAccumulates) continue;
+    if (program_->call_of_op[index(step.op())] == OpProgram::kHandsOn) {
       forward_end_ = i + 1;
       continue;
     }

@@ -41,11 +41,15 @@ struct OpCall {
 /// A value of the graph is a storage; the tensors on it are the one that a call made, its base, and views, which calls of
 /// their own make whenever they are needed. Resident values are the program's inputs.
 struct OpProgram {
+  static constexpr int kHandsOn = -1;
+  static constexpr int kAccumulates = -2;
+
   Graph graph;
   std::vector<OpCall> calls;
-  /// By OpId. -1: no call, but an op that hands on the forward outputs that lie in what it reads. A value that is a forward
+  /// By OpId. kHandsOn: no call, but an op that hands on the forward outputs that lie in what it reads. A value that is a forward
   /// output has one, right after it is made, whose output holds it from then on, since the user has it. The last of them
-  /// stands for what the user does between forward and backward, and makes what backward is given.
+  /// stands for what the user does between forward and backward, and makes what backward is given. kAccumulates: an op that
+  /// stands for what autograd does with the gradients after backward.
   std::vector<int> call_of_op;
   std::vector<int> call_of_view;  ///< by tensor: the call that makes it from its base; -1: it is no view
   std::vector<int> value_of_tensor;

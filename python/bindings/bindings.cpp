@@ -4,6 +4,8 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
 
+#include <array>
+#include <cstring>
 #include <unordered_set>
 
 #include "headroom/io/json.h"
@@ -51,7 +53,12 @@ CallArgument to_argument(const py::handle& given, const c10::Argument& argument)
       py::isinstance<py::float_>(given) || py::isinstance<py::int_>(given) || PyComplex_Check(given.ptr());
   if (is_number && argument.type()->kind() == c10::TypeKind::TensorType) {
     // As Python's operators do it: a number takes part in an operation without changing its type.
-    torch::Tensor number = at::scalar_to_tensor(torch::jit::toIValue(given, c10::NumberType::get()).toScalar());
+    // It is in memory that no meter counts: it is there for as long as the program, whatever the budget.
+    const torch::Tensor made = at::scalar_to_tensor(torch::jit::toIValue(given, c10::NumberType::get()).toScalar());
+    const auto bytes = std::make_shared<std::array<char, sizeof(c10::complex<double>)>>();
+    std::memcpy(bytes->data(), made.const_data_ptr(), made.nbytes());
+    torch::Tensor number = at::from_blob(
+        bytes->data(), {}, [bytes](void*) {}, made.options());
     number.unsafeGetTensorImpl()->set_wrapped_number(true);
     return {CallArgument::Kind::kConstant, number, {}};
   }

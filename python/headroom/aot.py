@@ -423,7 +423,7 @@ def compile_graph(
         return make_boxed_func(inference.forward)
 
     with eager_kernels():
-        return aot_module_simplified(
+        compiled = aot_module_simplified(
             gm,
             example_inputs,
             fw_compiler=forward_compiler,
@@ -432,3 +432,7 @@ def compile_graph(
             inference_compiler=inference_compiler,
             keep_inference_input_mutations=False,
         )
+    # They have histories, which keep real tensors of the numbers in the model. Nobody needs them any more.
+    for node in gm.graph.nodes:
+        node.meta.pop("example_value", None)
+    return compiled

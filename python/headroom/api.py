@@ -257,7 +257,7 @@ def _capture_step(model: Callable[..., Any], args: Sequence[Any], kwargs: dict[s
             raise error.inner_exception from None
     if not captured:
         raise Unsupported(NOTHING_CAPTURED)
-    return captured[0]
+    return captured.pop()  # Dynamo keeps the backend, and would keep the step with it.
 
 
 def _unseen(model: Callable[..., Any]) -> Callable[..., Any]:

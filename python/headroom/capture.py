@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -429,7 +430,8 @@ class Rest(NamedTuple):
 def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]:  # noqa: B008
     """The graph that is planned, and the call of each op; -1 for those that hand on forward outputs, and for the rest.
 
-    The rest of the step reads the forward outputs and makes their gradients.
+    The rest of the step reads the forward outputs and makes their gradients. A last op, with the call -2, stands for
+    what autograd does with the gradients.
     """
     forward, backward = base_order(of)
     outputs = {of.value_of_tensor[one] for one in of.forward_outputs if one >= 0}
@@ -470,13 +472,61 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
     effects = [call.values[0] for call in of.calls if call.has_effect]
     kept_values = [one for one in dict.fromkeys([*gradients, *held, *effects]) if not of.values[one].resident]
     kept_values += [*kept_outputs, left]
+    copied, copies_bytes = _copied_gradients(of)
+    accumulated = left + 1
+    if copied:
+        ops.append(("accumulate gradients", True, copied, [accumulated], 0, copies_bytes, False, []))
+        call_of_op.append(-2)
+        kept_values.append(accumulated)
     # All values keep their numbers: what no op reads or writes takes part as resident and of no size.
     used = {value for _, _, reads, made, *_ in ops for value in [*reads, *made]}
     for number, (name, size, resident) in enumerate(of.values):
         values.append((name, size, resident, []) if number in used or resident else (name, 0, True, []))
     values += [(f"{of.values[value].name} as output", 0, False, [value]) for value in handed_on]
     values.append(("left by the rest of the step", rest.left_bytes, False, []))
+    if copied:
+        values.append(("accumulated gradients", 0, False, []))
     return _C.Graph(of.name, values, ops, kept_values), call_of_op
+
+
+def _copied_gradients(of: Capture) -> tuple[list[int], int]:
+    """Values with gradients that autograd copies where they become `.grad`, and the most bytes that this adds.
+
+    It takes a gradient as it is if nobody else has it and if it is laid out like its input. Copies are made one after
+    the other, and what was copied is freed.
+    """
+    counts = Counter(one for one in of.backward_outputs if one >= 0)
+    copied: list[int] = []
+    growth, most_shrunk = 0, 0
+    for given, made in zip(of.forward_inputs, of.backward_outputs, strict=False):
+        if given < 0 or made < 0:
+            continue
+        source = of.tensors[made]
+        gradient = source.meta["val"]
+        if source in of.many:
+            gradient = flat_results(gradient)[of.many[source].index(made)]
+        if counts[made] == 1 and _is_laid_out_like(gradient, of.tensors[given].meta["val"]):
+            continue
+        value = of.value_of_tensor[made]
+        copied.append(value)
+        copy = _C.allocated_bytes(concrete(gradient.numel()) * gradient.element_size(), of.device)
+        freed = of.values[value].bytes if counts[made] == 1 and not of.values[value].resident else 0
+        growth += max(0, copy - freed)
+        most_shrunk = max(most_shrunk, min(copy, freed))
+    return list(dict.fromkeys(copied)), growth + most_shrunk
+
+
+def _is_laid_out_like(gradient: torch.Tensor, given: torch.Tensor) -> bool:
+    """Whether autograd takes it for the `.grad` of that as it is."""
+    sizes = [concrete(one) for one in given.shape]
+    steps = [(concrete(stride), size) for stride, size in zip(given.stride(), sizes, strict=True) if size != 1]
+    dense = 1
+    for stride, size in sorted(steps):
+        if stride != dense:
+            return gradient.is_contiguous()
+        dense *= size
+    strides = [concrete(one) for one in gradient.stride()]
+    return [one for one, size in zip(strides, sizes, strict=True) if size != 1] == [stride for stride, _ in steps]
 
 
 def normalized_arguments(node: fx.Node, reference: Callable[[fx.Node], object]) -> list[object]:
