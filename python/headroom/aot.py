@@ -49,13 +49,14 @@ def meter_of(device: torch.device) -> _C.Meter:
 
 
 @functools.cache
-def cache_of(device: torch.device, *, persistent: bool) -> CostCache:
+def cache_of(device: torch.device, *, persistent: bool, threads: int) -> CostCache:
     return CostCache(device, persistent=persistent)
 
 
 def cost_cache(device: torch.device, settings: Settings) -> CostCache:
     """With cudnn.benchmark every process tries out by itself how to convolve: what others measured is no help."""
-    return cache_of(device, persistent=settings.cache and not torch.backends.cudnn.benchmark)
+    persistent = settings.cache and not torch.backends.cudnn.benchmark
+    return cache_of(device, persistent=persistent, threads=torch.get_num_threads())
 
 
 # From here on every tensor on the CPU is counted.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -69,6 +69,7 @@ class Call:
     has_effect: bool = False  # it is there for what it does: it runs once, among the others of its kind in their order
     overwrites: list[int] | None = None  # values, if it is known which its result may take the place of
     channels_last: bool = False  # images that it reads are, whatever was captured
+    strides: dict[int, list[int]] = field(default_factory=dict)  # of tensors that are laid out otherwise than is known
     time_ns: int = 0
     workspace_bytes: int = 0
 
@@ -472,10 +473,11 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
     effects = [call.values[0] for call in of.calls if call.has_effect]
     kept_values = [one for one in dict.fromkeys([*gradients, *held, *effects]) if not of.values[one].resident]
     kept_values += [*kept_outputs, left]
-    copied, copies_bytes = _copied_gradients(of)
-    accumulated = left + 1
-    if copied:
-        ops.append(("accumulate gradients", True, copied, [accumulated], 0, copies_bytes, False, []))
+    copies_bytes = _copied_gradients_bytes(of)
+    if copies_bytes > 0:
+        accumulated = left + 1
+        reads = list(dict.fromkeys(gradients))
+        ops.append(("accumulate gradients", True, reads, [accumulated], 0, copies_bytes, False, []))
         call_of_op.append(-2)
         kept_values.append(accumulated)
     # All values keep their numbers: what no op reads or writes takes part as resident and of no size.
@@ -484,19 +486,19 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
         values.append((name, size, resident, []) if number in used or resident else (name, 0, True, []))
     values += [(f"{of.values[value].name} as output", 0, False, [value]) for value in handed_on]
     values.append(("left by the rest of the step", rest.left_bytes, False, []))
-    if copied:
+    if copies_bytes > 0:
         values.append(("accumulated gradients", 0, False, []))
     return _C.Graph(of.name, values, ops, kept_values), call_of_op
 
 
-def _copied_gradients(of: Capture) -> tuple[list[int], int]:
-    """Values with gradients that autograd copies where they become `.grad`, and the most bytes that this adds.
+def _copied_gradients_bytes(of: Capture) -> int:
+    """The most bytes that autograd adds where gradients become `.grad`.
 
     It takes a gradient as it is if nobody else has it and if it is laid out like its input. Copies are made one after
     the other, and what was copied is freed.
     """
     counts = Counter(one for one in of.backward_outputs if one >= 0)
-    copied: list[int] = []
+    calls = {made: call for call in of.calls for made in call.makes}
     growth, most_shrunk = 0, 0
     for given, made in zip(of.forward_inputs, of.backward_outputs, strict=False):
         if given < 0 or made < 0:
@@ -505,19 +507,39 @@ def _copied_gradients(of: Capture) -> tuple[list[int], int]:
         gradient = source.meta["val"]
         if source in of.many:
             gradient = flat_results(gradient)[of.many[source].index(made)]
-        if counts[made] == 1 and _is_laid_out_like(gradient, of.tensors[given].meta["val"]):
+        strides = calls[made].strides.get(made) if made in calls else None
+        strides = strides or real_strides(gradient, calls.get(made))
+        if counts[made] == 1 and _is_laid_out_like(gradient, strides, of.tensors[given].meta["val"]):
             continue
         value = of.value_of_tensor[made]
-        copied.append(value)
         copy = _C.allocated_bytes(concrete(gradient.numel()) * gradient.element_size(), of.device)
         freed = of.values[value].bytes if counts[made] == 1 and not of.values[value].resident else 0
         growth += max(0, copy - freed)
         most_shrunk = max(most_shrunk, min(copy, freed))
-    return list(dict.fromkeys(copied)), growth + most_shrunk
+    return growth + most_shrunk
 
 
-def _is_laid_out_like(gradient: torch.Tensor, given: torch.Tensor) -> bool:
-    """Whether autograd takes it for the `.grad` of that as it is."""
+def set_layouts(of: Capture, call: Call, layouts: Sequence[tuple[list[int], int] | None]) -> None:
+    """Takes note of results of a call with other strides and larger storages than tracing knows."""
+    for made, layout in zip(call.makes, layouts, strict=False):
+        if made < 0 or layout is None:
+            continue
+        call.strides[made], size = layout
+        value = of.value_of_tensor[made]
+        if value in call.values and size > of.values[value].bytes:
+            of.values[value] = of.values[value]._replace(bytes=size)
+
+
+def real_strides(value: torch.Tensor, call: Call | None) -> list[int]:
+    """Those that it has where the call reads or makes it."""
+    if call is not None and call.channels_last and value.dim() == 4:
+        _, channels, height, width = (concrete(one) for one in value.shape)
+        return [channels * height * width, 1, width * channels, channels]
+    return [concrete(one) for one in value.stride()]
+
+
+def _is_laid_out_like(gradient: torch.Tensor, strides: list[int], given: torch.Tensor) -> bool:
+    """Whether autograd takes a gradient with these strides for the `.grad` of that as it is."""
     sizes = [concrete(one) for one in given.shape]
     steps = [(concrete(stride), size) for stride, size in zip(given.stride(), sizes, strict=True) if size != 1]
     dense = 1
@@ -525,7 +547,6 @@ def _is_laid_out_like(gradient: torch.Tensor, given: torch.Tensor) -> bool:
         if stride != dense:
             return gradient.is_contiguous()
         dense *= size
-    strides = [concrete(one) for one in gradient.stride()]
     return [one for one, size in zip(strides, sizes, strict=True) if size != 1] == [stride for stride, _ in steps]
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
 import json
 import operator
 import os
+import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -18,13 +23,42 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from headroom import _C
-from headroom.capture import Call, Capture, concrete, is_tensor
+from headroom.capture import Call, Capture, concrete, flat_results, is_tensor, real_strides, set_layouts
+
+# Changes with what is measured here, and how.
+_VERSION = 2
+
+
+class Layout(NamedTuple):
+    """A result that is laid out otherwise than tracing knows."""
+
+    strides: list[int]
+    bytes: int  # of its storage
+
+
+class Cost(NamedTuple):
+    """What a call takes."""
+
+    time_ns: int
+    workspace_bytes: int
+    layouts: list[Layout | None] = []  # noqa: RUF012  (of its results; none: all are as tracing knows)
 
 
 def cache_file(device: torch.device) -> Path:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headroom"
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu-{torch.get_num_threads()}"
-    return folder / f"costs-{torch.__version__}-{name.replace(' ', '-').replace('/', '-')}.json"
+    if device.type == "cuda":
+        name = f"{torch.cuda.get_device_name(device)}-{torch.version.cuda}-{torch.backends.cudnn.version()}"
+    else:
+        name = f"{_processor()}-{torch.backends.cpu.get_cpu_capability()}-{torch.get_num_threads()}"
+    return folder / f"costs-{_VERSION}-{torch.__version__}-{re.sub('[^0-9A-Za-z.]+', '-', name)}.json"
+
+
+@functools.cache
+def _processor() -> str:
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return platform.processor() or platform.machine()
 
 
 class CostCache:
@@ -35,11 +69,11 @@ class CostCache:
         self.costs = self.read()
         self.is_changed = False
 
-    def read(self) -> dict[str, tuple[int, int]]:
+    def read(self) -> dict[str, Cost]:
         if self.path is None:
             return {}
         try:
-            return {key: (one[0], one[1]) for key, one in json.loads(self.path.read_text()).items()}
+            return {key: _cost_of(one) for key, one in json.loads(self.path.read_text()).items()}
         except (OSError, ValueError, TypeError, IndexError, AttributeError):
             return {}
 
@@ -47,15 +81,20 @@ class CostCache:
         """Adds to what is on disk. What others measured in the meantime holds: with it they have planned."""
         if self.path is None or not self.is_changed:
             return
-        self.costs |= self.read()
-        try:
+        with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            part = self.path.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps(self.costs))
-            part.replace(self.path)
-        except OSError:
-            pass
+            with self.path.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+                self.costs |= self.read()
+                part = self.path.with_suffix(f".{os.getpid()}")
+                part.write_text(json.dumps(self.costs))
+                part.replace(self.path)
         self.is_changed = False
+
+
+def _cost_of(given: list[Any]) -> Cost:
+    time_ns, workspace_bytes, layouts = given
+    return Cost(int(time_ns), int(workspace_bytes), [None if one is None else Layout(*one) for one in layouts])
 
 
 # What it takes to start a kernel.
@@ -95,7 +134,7 @@ def kind_of(call: Call, constants: dict[fx.Node, Any]) -> str:
         value = one.meta.get("val")
         if not is_tensor(value):
             return constant if isinstance(constant, int) else type(value).__name__
-        return f"{value.dtype}{_sizes(value.shape)}{_strides(value, call)}{value.device.type}"
+        return f"{value.dtype}{_sizes(value.shape)}{real_strides(value, call)}{value.device.type}"
 
     return (
         f"{call.node.target} {fx.node.map_arg(call.node.args, describe)} {fx.node.map_arg(call.node.kwargs, describe)}"
@@ -106,21 +145,33 @@ def _sizes(sizes: Sequence[object]) -> list[int]:
     return [concrete(one) for one in sizes]
 
 
-def _strides(value: torch.Tensor, call: Call) -> list[int]:
-    """As the call reads it."""
-    if call.channels_last and value.dim() == 4:
-        _, channels, height, width = _sizes(value.shape)
-        return [channels * height * width, 1, width * channels, channels]
-    return _sizes(value.stride())
+def _index_limit(call: Call) -> int:
+    """What the indices that it reads are less than; 1, which every index is, where that is not known."""
+
+    def given(position: int) -> Any:
+        one = call.node.args[position]
+        return one.meta["val"] if isinstance(one, fx.Node) else one
+
+    aten = torch.ops.aten
+    packet = getattr(call.node.target, "overloadpacket", None)
+    if packet is aten.embedding:
+        return concrete(given(0).shape[0])
+    if packet is aten.embedding_dense_backward:
+        return concrete(given(2))
+    if packet in (aten.gather, aten.index_select, aten.scatter, aten.scatter_add, aten.index_add):
+        return concrete(given(0).shape[given(1)]) if given(0).dim() > 0 else 1
+    return 1
 
 
 def _real(value: torch.Tensor, call: Call) -> torch.Tensor:
-    """A tensor like this one, in memory of its own: fractions, or zeros, which every index may be."""
-    shape, strides = _sizes(value.shape), _strides(value, call)
+    """A tensor like this one, in memory of its own: fractions, or indices that are spread over what they may be."""
+    shape, strides = _sizes(value.shape), real_strides(value, call)
     last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
     storage = torch.zeros(0 if 0 in shape else last, dtype=value.dtype, device=value.device)
     if value.dtype.is_floating_point:
         storage.uniform_(0.1, 0.9)
+    elif value.dtype in (torch.int32, torch.int64) and (limit := _index_limit(call)) > 1:
+        storage.random_(0, limit)
     return storage.as_strided(shape, strides)
 
 
@@ -141,8 +192,8 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _measure(call: Call, constants: dict[fx.Node, Any], device: torch.device, meter: _C.Meter) -> tuple[int, int]:
-    """Nanoseconds and workspace bytes of a call that is not the first of its kind, for which libraries set up."""
+def _measure(call: Call, constants: dict[fx.Node, Any], device: torch.device, meter: _C.Meter) -> Cost:
+    """What a call takes that is not the first of its kind, for which libraries set up."""
 
     def real(one: fx.Node) -> object:
         if one in constants:
@@ -164,8 +215,24 @@ def _measure(call: Call, constants: dict[fx.Node, Any], device: torch.device, me
     meter.reset_peak()
     made = run()
     workspace = (meter.peak_bytes() - before) - _made_bytes(made, args, kwargs)
+    layouts = _layouts(made, call)
     del made
-    return _time_ns(run, device), workspace
+    return Cost(_time_ns(run, device), workspace, layouts)
+
+
+def _layouts(made: Any, call: Call) -> list[Layout | None]:
+    layouts: list[Layout | None] = []
+    for one, known in zip(flat_results(made), flat_results(call.node.meta.get("val")), strict=False):
+        if not is_tensor(one) or not is_tensor(known):
+            layouts.append(None)
+            continue
+        found = Layout(_sizes(one.stride()), one.untyped_storage().nbytes())
+        strides = real_strides(known, call)
+        is_same = all(size == 1 or a == b for size, a, b in zip(one.shape, found.strides, strides, strict=True))
+        last = sum((size - 1) * stride for size, stride in zip(one.shape, strides, strict=True)) + 1
+        is_known = is_same and found.bytes <= last * one.element_size()
+        layouts.append(None if one.numel() == 0 or is_known else found)
+    return layouts if any(layouts) else []
 
 
 _SAMPLE = 1 << 24  # numbers
@@ -191,10 +258,10 @@ def _sample_ns(
     if name not in cache.costs:
         with unset_fake_temporarily(), torch.no_grad(), forked_random(device):
             one, other = (torch.zeros(_SAMPLE, device=device) for _ in range(2))
-            cache.costs[name] = (_time_ns(lambda: run(one, other), device), 0)
+            cache.costs[name] = Cost(_time_ns(lambda: run(one, other), device), 0)
             cache.is_changed = True
             cache.save()
-    return cache.costs[name][0]
+    return cache.costs[name].time_ns
 
 
 def forked_random(device: torch.device) -> AbstractContextManager[None]:
@@ -220,13 +287,13 @@ def _time_ns(run: Callable[[], object], device: torch.device) -> int:
     return int(statistics.median(take(count) for _ in range(3)))
 
 
-def _estimate(call: Call) -> tuple[int, int]:
+def _estimate(call: Call) -> Cost:
     """For a call that cannot be made alone, as where what is known of its inputs is not quite what they are."""
     leaves = pytree.tree_leaves((call.node.args, call.node.kwargs, call.node.meta.get("val")))
     values = [one.meta.get("val") if isinstance(one, fx.Node) else one for one in leaves]
     moved = sum(concrete(one.numel()) * one.element_size() for one in values if is_tensor(one))
     bytes_per_ns = 10
-    return 1000 + moved // bytes_per_ns, 0
+    return Cost(1000 + moved // bytes_per_ns, 0)
 
 
 def _made_bytes(made: Any, args: Any, kwargs: Any) -> int:
@@ -245,16 +312,20 @@ def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
         calls = [call for call in captured.calls if call.values and not call.is_view]
         computed = arithmetic()
         keys = [f"{kind_of(call, captured.constants)} {computed}" for call in calls]
+        estimates: dict[str, Cost] = {}  # which are kept nowhere: the next measurement may succeed
         for call, key in zip(calls, keys, strict=True):
-            if key not in cache.costs:
-                if call.has_effect:  # which a measurement must not have
-                    cache.costs[key] = _estimate(call)
-                    continue
-                try:
-                    cache.costs[key] = _measure(call, captured.constants, captured.device, meter)
-                except Exception:  # An operator may raise anything, and may do so only here.
-                    cache.costs[key] = _estimate(call)
+            if key in cache.costs or key in estimates:
+                continue
+            if call.has_effect:  # which a measurement must not have
+                estimates[key] = _estimate(call)
+                continue
+            try:
+                cache.costs[key] = _measure(call, captured.constants, captured.device, meter)
                 cache.is_changed = True
+            except Exception:  # An operator may raise anything, and may do so only here.
+                estimates[key] = _estimate(call)
         cache.save()
         for call, key in zip(calls, keys, strict=True):
-            call.time_ns, call.workspace_bytes = cache.costs[key]
+            cost = cache.costs.get(key) or estimates[key]
+            call.time_ns, call.workspace_bytes = cost.time_ns, cost.workspace_bytes
+            set_layouts(captured, call, [None if one is None else (one.strides, one.bytes) for one in cost.layouts])

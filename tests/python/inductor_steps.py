@@ -19,7 +19,7 @@ each_budget = pytest.mark.parametrize("budget", BUDGETS)
 
 @pytest.fixture
 def same_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "_measure", lambda *_: (10_000, 0))
+    monkeypatch.setattr(costs, "_measure", lambda *_: costs.Cost(10_000, 0))
     monkeypatch.setattr(costs, "_sample_ns", lambda *_: 10_000_000)
 
 
