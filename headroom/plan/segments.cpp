@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "headroom/core/error.h"
+#include "headroom/plan/bound.h"
 #include "headroom/plan/union_find.h"
 
 namespace headroom {
@@ -14,6 +15,7 @@ class Runner {
       : graph_(graph),
         forward_(forward),
         segments_(segments),
+        groups_(find_needed_groups(graph)),
         last_backward_read_(graph.values().size(), -1),
         makers_(graph.values().size()),
         available_(graph.values().size(), 0),
@@ -71,6 +73,8 @@ class Runner {
            (segments_.keep[v] != 0 && std::ranges::binary_search(info.kept, id));
   }
 
+  bool is_needed(OpId op) const { return groups_.needed[static_cast<size_t>(groups_.group_of_op[index(op)])] != 0; }
+
   OpId first_run(int vertex, const std::vector<ValueId>& wanted) const {
     const OpId op = forward_.vertex(vertex).op;
     return graph_.op(op).recompute ? leanest_producer(graph_, op, wanted) : op;
@@ -100,6 +104,9 @@ class Runner {
         if (taken || !op.recompute) wanted.push_back(id);
         read = 0;
       }
+      // What every schedule runs has its first run here, whatever reads it, so that first runs keep the base order.
+      if (wanted.empty() && is_needed(forward_.vertices[static_cast<size_t>(vertex)].op))
+        wanted.push_back(op.outputs.front());
       for (const ValueId id : op.inputs) reads[index(id)] |= kRead;
       if (wanted.empty()) continue;
       for (const ValueId id : graph_.op(first_run(vertex, wanted)).inputs) reads[index(id)] |= kReadInForward;
@@ -171,6 +178,7 @@ class Runner {
   const Graph& graph_;
   const ForwardGraph& forward_;
   const Segments& segments_;
+  NeededGroups groups_;
   std::vector<int> last_backward_read_;    // by value: position in base order
   std::vector<std::vector<int>> makers_;   // by value: vertices, ascending
   std::vector<std::vector<int>> members_;  // by segment: vertices, ascending
