@@ -11,7 +11,7 @@ namespace {
 int64_t checked_sum(int64_t a, int64_t b, const char* what) {
   int64_t sum = 0;
   if (__builtin_add_overflow(a, b, &sum))
-    throw InvalidInput(std::string("the schedule's ") + what + " does not fit 64 bits");
+    throw TooLarge(std::string("the schedule's ") + what + " does not fit 64 bits");
   return sum;
 }
 

@@ -36,7 +36,7 @@ struct Simulation {
   std::vector<int64_t> after_bytes;    ///< one per step
 };
 
-/// O(steps + ids read, written and held). Throws InvalidInput where a sum of bytes or times does not fit int64.
+/// O(steps + ids read, written and held). Throws TooLarge where a sum of bytes or times does not fit int64.
 Simulation simulate(const Graph& graph, const Schedule& schedule);
 
 /// The first thing wrong with the schedule, or nothing.

@@ -6,11 +6,11 @@
 #include <iterator>
 #include <limits>
 #include <optional>
-#include <thread>
 
 #include "headroom/core/simulate.h"
 #include "headroom/plan/bound.h"
 #include "headroom/plan/memory_bound.h"
+#include "headroom/plan/workers.h"
 
 namespace headroom {
 namespace {
@@ -321,15 +321,11 @@ class FrontBuilder {
   template <typename Task>
   void for_each_level(const Task& task) const {
     std::atomic<size_t> next = 0;
-    const auto take_levels = [&] {
+    const auto take_levels = [&](int) {
       RunSearch search(flat_);
       for (size_t k = next++; k < levels_.size(); k = next++) task(search, k);
     };
-    const int wanted = limits_.threads > 0 ? limits_.threads : static_cast<int>(std::thread::hardware_concurrency());
-    std::vector<std::thread> others;
-    for (int i = 1; i < std::min<int>(wanted, static_cast<int>(levels_.size())); ++i) others.emplace_back(take_levels);
-    take_levels();
-    for (std::thread& thread : others) thread.join();
+    run_workers(std::min(thread_count(limits_.threads), static_cast<int>(levels_.size())), take_levels);
   }
 
   void improve_all(int round, int64_t work) {
