@@ -239,6 +239,14 @@ Simulation simulate(const Graph& graph, const Schedule& schedule) {
   return result;
 }
 
+std::optional<Simulation> find_simulation(const Graph& graph, const Schedule& schedule) {
+  try {
+    return simulate(graph, schedule);
+  } catch (const TooLarge&) {
+    return std::nullopt;
+  }
+}
+
 std::optional<ScheduleError> verify(const Graph& graph, const Schedule& schedule) {
   return simulate(graph, schedule).error;
 }

@@ -83,7 +83,8 @@ constexpr std::array<Planner, 11> kPlanners = {{
     {"division-tree", kGraphs, Minimises::kPeak, false, true, "Feng & Huang 2021, arXiv 1808.00079",
      division_tree_plan},
     {"lower-sets", kGraphs, Minimises::kTime, false, false, "Kusumoto et al. 2019, arXiv 1905.11722", lower_sets_plan},
-    {"exhaustive", kGraphs, Minimises::kTime, false, false, "every schedule, small inputs only", exhaustive_plan},
+    {"exhaustive", kGraphs, Minimises::kTime, false, false, "every schedule in base order, small inputs only",
+     exhaustive_plan},
     {"auto", kGraphs, Minimises::kTime, true, false, "minimum cuts, descent and polish, ours", plan_auto},
 }};
 

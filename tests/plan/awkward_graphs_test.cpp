@@ -65,7 +65,8 @@ TEST(AwkwardGraphs, AnInverseOfTheNextOp) {
       const Plan plan = plan_by("auto", problem, budget_bytes);
       ASSERT_TRUE(plan.time_ns) << count << " at " << budget_bytes;
       EXPECT_LE(*plan.peak_bytes, budget_bytes);
-      if (count == 8) EXPECT_EQ(plan.time_ns, plan_by("exhaustive", problem, budget_bytes).time_ns) << budget_bytes;
+      if (count > 8) continue;
+      EXPECT_EQ(plan.time_ns, plan_by("exhaustive", problem, budget_bytes).time_ns) << budget_bytes;
     }
   }
 }
@@ -78,7 +79,8 @@ TEST(AwkwardGraphs, AnAlternativeThatReadsWhatNothingElseMakes) {
       const Plan plan = plan_by("auto", problem, budget_bytes);
       ASSERT_TRUE(plan.time_ns) << count << " at " << budget_bytes;
       EXPECT_LE(*plan.peak_bytes, budget_bytes);
-      if (count == 6) EXPECT_EQ(plan.time_ns, plan_by("exhaustive", problem, budget_bytes).time_ns) << budget_bytes;
+      if (count > 6) continue;
+      EXPECT_EQ(plan.time_ns, plan_by("exhaustive", problem, budget_bytes).time_ns) << budget_bytes;
     }
   }
 }
@@ -147,17 +149,16 @@ TEST(AwkwardGraphs, AHeldValueIsDroppedToRunInPlace) {
   EXPECT_EQ(plan.lower_bound_ns, 1);
 }
 
-// tape's first copy holds the first b; u makes a new b, and the old one stays in memory for as long as tape does: 5 + 5 at
-// the end. While s is there, t can run again (1 ns): its new tape holds its new b, and the old ones go.
-//
-//     mk t u t -s w: 1+5, 1+5+5, then tape and b dropped, 1+5, and w with b and 6 more: 5 + 6 = 11
+// tape's copy holds the first b; v makes another b, and both are in memory for as long as tape is: with big, w would take
+// 5 + 5 + 5 + 6. Run again before z, t makes a tape that holds the b that is there (s 1, b 5 and 8 besides: 14), and w
+// takes 16. After z it is too late: 1 + 5 + 5 + 8 = 19.
 TEST(AwkwardGraphs, ARerunFreesWhatIsHeld) {
   const Graph graph = parse_graph_text(
-      "graph g\nop mk 0 once: -> s=1\nop t 1: s -> b=5 tape=0\nop u 1: s b -> k=0\nop v 0 once: k -> b l=0\n"
-      "op w 1: l b tape -> y=6\nhold tape b\noutputs y\n");
-  const PlanResult plan = plan_exhaustive(graph, {12, {}});
+      "graph g\nop mk 0 once: -> s=1\nop t 1 workspace=8: s -> b=5 tape=0\nop u 1: s b -> k=0\n"
+      "op v 0 once: k -> b l=0\nop z 1 once: l -> big=5\nop w 1: l b tape big -> y=6\nhold tape b\noutputs y\n");
+  const PlanResult plan = plan_exhaustive(graph, {16, {}});
   ASSERT_EQ(plan.status, PlanStatus::kOptimal);
-  EXPECT_EQ(simulate(graph, *plan.schedule).time_ns, 4);  // t u t w
+  EXPECT_EQ(simulate(graph, *plan.schedule).time_ns, 5);  // t u v t z w
 }
 
 // Plain training makes a by `late`, which is listed after p and reads what p makes: it keeps the base order, although
@@ -236,7 +237,7 @@ void expect_sound(const Graph& graph, const std::string& where) {
         continue;
       }
       const std::optional<Schedule>& schedule = plans.back().result.schedule;
-      if (schedule) ASSERT_TRUE(keeps_base_order(problem.graph, *schedule)) << planner.name << where;
+      ASSERT_TRUE(!schedule || keeps_base_order(problem.graph, *schedule)) << planner.name << where;
     }
   }
   const MemoryBounds bounds(problem.graph);
@@ -252,7 +253,8 @@ void expect_sound(const Graph& graph, const std::string& where) {
       if (other.planner->name != "auto" && other.planner->name != "exhaustive") continue;
       ASSERT_NE(other.result.status, PlanStatus::kInfeasible) << other.planner->name << where;
       ASSERT_LE(other.result.lower_bound_ns, *plan.time_ns) << other.planner->name << where;
-      if (other.result.status == PlanStatus::kOptimal) ASSERT_LE(*other.time_ns, *plan.time_ns) << where;
+      if (other.result.status != PlanStatus::kOptimal) continue;
+      ASSERT_LE(*other.time_ns, *plan.time_ns) << other.planner->name << where;
     }
   }
 }
