@@ -43,8 +43,7 @@ std::string milliseconds(double ms) {
   return text.substr(0, text.find('.') + 3) + " ms";
 }
 
-void print_plan(const Problem& problem, const Plan& plan) {
-  std::cout << headline(problem);
+std::string plan_table(const Problem& problem, const Plan& plan) {
   std::vector<std::vector<std::string>> rows = {
       {"planner", std::string(plan.planner->name)},
       {"status", std::string(name_of(plan.result.status))},
@@ -55,14 +54,14 @@ void print_plan(const Problem& problem, const Plan& plan) {
                                 " of store-all"});
     rows.push_back({"time", format_ns(*plan.time_ns) + " " + change(*plan.time_ns, problem.base_time_ns)});
   }
-  rows.push_back({"no plan is faster than", format_ns(plan.result.lower_bound_ns)});
+  rows.push_back({"no plan is faster than", format_ns(plan.result.lower_bound_ns) + ", in base order"});
   if (plan.result.smallest_budget_bytes > 0)
     rows.push_back({"smallest budget", format_bytes(plan.result.smallest_budget_bytes) + " = " +
                                            std::to_string(plan.result.smallest_budget_bytes) + " bytes"});
   if (plan.planner->chooses_checkpoints && plan.on_chain && plan.result.schedule)
     rows.push_back({"checkpoints", joined(plan.result.checkpoints)});
   rows.push_back({"planned in", milliseconds(plan.solve_ms)});
-  std::cout << table(rows, 2);
+  return table(rows, 2);
 }
 
 std::vector<std::string> cells(const Problem& problem, const Plan& plan) {
@@ -90,89 +89,114 @@ ExitStatus run_plan(const Arguments& arguments) {
     const Progress progress("planning");
     return make_plan(planner, problem, request, arguments.options);
   }();
+  // All that can fail for want of memory comes before the first byte of output.
+  std::string text = arguments.json ? to_json(plan).dump() + "\n" : headline(problem) + plan_table(problem, plan);
+  if (plan.result.schedule && arguments.chart && !arguments.json)
+    text += "\n" + memory_chart(problem.graph, *plan.result.schedule, simulate(problem.graph, *plan.result.schedule),
+                                plan.budget_bytes, ChartStyle::of_terminal());
   if (plan.result.schedule && arguments.out)
     write_file_atomically(*arguments.out, write_json(problem.graph, *plan.result.schedule));
-  if (arguments.json) {
-    std::cout << to_json(plan).dump() << "\n";
-    return kDone;
-  }
-  print_plan(problem, plan);
-  if (plan.result.schedule && arguments.chart)
-    std::cout << "\n"
-              << memory_chart(problem.graph, *plan.result.schedule, simulate(problem.graph, *plan.result.schedule),
-                              plan.budget_bytes, ChartStyle::of_terminal());
-  return plan.result.schedule ? kDone : kNoPlan;
+  std::cout << text;
+  return plan.result.schedule || arguments.json ? kDone : kNoPlan;
 }
+
+namespace {
+
+std::string simulation_json(const Simulation& simulation, const std::vector<std::string>& alive) {
+  const auto unless_invalid = [&](const Json& json) { return simulation.error ? Json(nullptr) : json; };
+  Json json;
+  json["valid"] = !simulation.error;
+  json["peak_bytes"] = unless_invalid(simulation.peak_bytes);
+  json["time_ns"] = unless_invalid(simulation.time_ns);
+  json["peak_step"] = simulation.peak_step ? unless_invalid(*simulation.peak_step) : Json(nullptr);
+  json["alive_at_peak"] = alive;
+  json["moment_bytes"] = simulation.moment_bytes;
+  json["after_bytes"] = simulation.after_bytes;
+  json["error"] = nullptr;
+  if (simulation.error) json["error"] = {{"step", simulation.error->step}, {"message", simulation.error->message}};
+  return json.dump() + "\n";
+}
+
+std::string simulation_text(const Graph& graph, const Schedule& schedule, const Simulation& simulation,
+                            const std::vector<std::string>& alive) {
+  std::vector<std::vector<std::string>> rows = {{"step", "", "during", "after"}};
+  for (size_t i = 0; i < simulation.after_bytes.size(); ++i)
+    rows.push_back({std::to_string(i), describe(graph, schedule.steps[i]), format_bytes(simulation.moment_bytes[i]),
+                    format_bytes(simulation.after_bytes[i])});
+  std::string text = table(rows, 2);
+  if (simulation.error)
+    return text + "invalid at step " + std::to_string(simulation.error->step) + ": " + simulation.error->message + "\n";
+  text += "peak " + format_bytes(simulation.peak_bytes) + " = " + std::to_string(simulation.peak_bytes) + " bytes";
+  if (simulation.peak_step) text += " at step " + std::to_string(*simulation.peak_step);
+  text += ", time " + format_ns(simulation.time_ns) + "\nalive at the peak:";
+  for (const std::string& name : alive) text += " " + quote(name);
+  return text + "\n";
+}
+
+}  // namespace
 
 ExitStatus run_simulate(const Arguments& arguments) {
   const Problem problem = load_problem(arguments);
   const Graph& graph = problem.graph;
   const Schedule schedule = read_schedule(read_file(arguments.schedule_file), arguments.schedule_file, graph);
   const Simulation simulation = simulate(graph, schedule);
-  if (arguments.trace) write_file_atomically(*arguments.trace, chrome_trace(graph, schedule, simulation).dump() + "\n");
   std::vector<std::string> alive;
   if (!simulation.error && simulation.peak_step)
     for (const ValueId id : alive_during(graph, schedule, *simulation.peak_step)) alive.push_back(graph.value(id).name);
-  const ExitStatus status = simulation.error ? kNoPlan : kDone;
-  if (arguments.json) {
-    Json json;
-    json["valid"] = !simulation.error;
-    json["peak_bytes"] = simulation.error ? Json(nullptr) : Json(simulation.peak_bytes);
-    json["time_ns"] = simulation.error ? Json(nullptr) : Json(simulation.time_ns);
-    json["peak_step"] = simulation.error || !simulation.peak_step ? Json(nullptr) : Json(*simulation.peak_step);
-    json["alive_at_peak"] = alive;
-    json["moment_bytes"] = simulation.moment_bytes;
-    json["after_bytes"] = simulation.after_bytes;
-    json["error"] = nullptr;
-    if (simulation.error) json["error"] = {{"step", simulation.error->step}, {"message", simulation.error->message}};
-    std::cout << json.dump() << "\n";
-    return status;
-  }
-  std::vector<std::vector<std::string>> rows = {{"step", "", "during", "after"}};
-  for (size_t i = 0; i < simulation.after_bytes.size(); ++i)
-    rows.push_back({std::to_string(i), describe(graph, schedule.steps[i]), format_bytes(simulation.moment_bytes[i]),
-                    format_bytes(simulation.after_bytes[i])});
-  std::cout << table(rows, 2);
-  if (simulation.error) {
-    std::cout << "invalid at step " << simulation.error->step << ": " << simulation.error->message << "\n";
-    return status;
-  }
-  std::cout << "peak " << format_bytes(simulation.peak_bytes) << " = " << simulation.peak_bytes << " bytes";
-  if (simulation.peak_step) std::cout << " at step " << *simulation.peak_step;
-  std::cout << ", time " << format_ns(simulation.time_ns) << "\nalive at the peak:";
-  for (const std::string& name : alive) std::cout << " " << quote(name);
-  std::cout << "\n";
-  if (arguments.chart)
-    std::cout << "\n" << memory_chart(graph, schedule, simulation, std::nullopt, ChartStyle::of_terminal());
-  return status;
+  std::string text =
+      arguments.json ? simulation_json(simulation, alive) : simulation_text(graph, schedule, simulation, alive);
+  if (!arguments.json && !simulation.error && arguments.chart)
+    text += "\n" + memory_chart(graph, schedule, simulation, std::nullopt, ChartStyle::of_terminal());
+  if (arguments.trace) write_file_atomically(*arguments.trace, chrome_trace(graph, schedule, simulation).dump() + "\n");
+  std::cout << text;
+  return simulation.error ? kNoPlan : kDone;
 }
+
+namespace {
+
+/// What a planner does not take: at all budgets, or at some.
+struct Refusal {
+  std::string why;
+  std::vector<std::string> budgets;
+};
+
+}  // namespace
 
 ExitStatus run_compare(const Arguments& arguments) {
   const Problem problem = load_problem(arguments);
   Json rows = Json::array();
-  std::vector<std::string> refusals;
+  std::vector<std::vector<Refusal>> refusals(planners().size());
   std::string text = headline(problem);
   std::optional<Progress> progress("planning");
   size_t planned = 0;
   for (const std::string& budget : arguments.budgets) {
     const PlanRequest request{parse_budget(budget, problem.base_peak_bytes), limits_of(arguments)};
     std::vector<std::vector<std::string>> lines = {{"planner", "status", "peak", "", "time", "", "planned in"}};
-    refusals.clear();
-    for (const Planner& planner : planners()) {
+    for (size_t i = 0; i < planners().size(); ++i) {
       try {
-        const Plan plan = make_plan(planner, problem, request, arguments.options);
+        const Plan plan = make_plan(planners()[i], problem, request, arguments.options);
         rows.push_back(to_json(plan));
         lines.push_back(cells(problem, plan));
       } catch (const NotApplicable& refusal) {
-        refusals.emplace_back(refusal.what());
+        if (refusals[i].empty() || refusals[i].back().why != refusal.what())
+          refusals[i].push_back({refusal.what(), {}});
+        refusals[i].back().budgets.push_back(budget);
       }
       progress->report(++planned, arguments.budgets.size() * planners().size());
     }
     text += "\nbudget " + budget + " = " + format_bytes(*request.budget_bytes) + "\n" + table(lines, 2);
   }
   progress.reset();
-  if (!refusals.empty()) text += std::string("\nnot for this ") + (problem.chain ? "chain" : "graph") + ":\n";
-  for (const std::string& refusal : refusals) text += "  " + refusal + "\n";
+  std::string refused;
+  for (const std::vector<Refusal>& of_planner : refusals) {
+    for (const Refusal& refusal : of_planner) {
+      refused += "  " + refusal.why;
+      if (refusal.budgets.size() < arguments.budgets.size())
+        for (size_t i = 0; i < refusal.budgets.size(); ++i) refused += (i == 0 ? " (at " : ", ") + refusal.budgets[i];
+      refused += refusal.budgets.size() < arguments.budgets.size() ? ")\n" : "\n";
+    }
+  }
+  if (!refused.empty()) text += std::string("\nnot for this ") + (problem.chain ? "chain" : "graph") + ":\n" + refused;
   if (arguments.json) text = Json{{"graph", problem.graph.name()}, {"rows", std::move(rows)}}.dump() + "\n";
   std::cout << text;
   return kDone;
@@ -189,15 +213,14 @@ ExitStatus run_curve(const Arguments& arguments) {
     Json json{{"graph", problem.graph.name()}, {"planner", planner.name}, {"points", Json::array()}};
     for (const CurvePoint& point : points)
       json["points"].push_back(Json{{"peak_bytes", point.peak_bytes}, {"time_ns", point.time_ns}});
-    std::cout << json.dump() << "\n";
+    std::cout << json.dump() + "\n";
     return kDone;
   }
-  std::cout << headline(problem);
   std::vector<std::vector<std::string>> rows = {{"peak", "", "time", ""}};
   for (const CurvePoint& point : points)
     rows.push_back({format_bytes(point.peak_bytes), share(point.peak_bytes, problem.base_peak_bytes),
                     format_ns(point.time_ns), change(point.time_ns, problem.base_time_ns)});
-  std::cout << table(rows, 0);
+  std::cout << headline(problem) + table(rows, 0);
   return kDone;
 }
 

@@ -171,7 +171,7 @@ std::string explain_alternatives(const Subject& subject, const PlanLimits& limit
   const Plan less = plan_within(less_bytes);
   text += "With " + format_bytes(step_bytes) + " less, " + format_bytes(less_bytes) + ", ";
   if (less.time_ns) return text + "it would be " + described(less) + ".\n";
-  text += less.result.status == PlanStatus::kInfeasible ? "there is no plan" : "`auto` finds no plan";
+  text += less.result.status == PlanStatus::kInfeasible ? "there is no plan in base order" : "`auto` finds no plan";
   if (less.result.smallest_budget_bytes > 0)
     text += "; the smallest budget that it can meet is " + format_bytes(less.result.smallest_budget_bytes);
   return text + ".\n";
@@ -189,10 +189,11 @@ ExitStatus run_explain(const Arguments& arguments) {
     return kNoPlan;
   }
   const Subject subject{problem, schedule, simulation};
-  std::cout << explain_whole(subject);
-  if (!simulation.peak_step) return kDone;
-  std::cout << explain_kept(subject) << explain_reruns(subject) << explain_peak(subject)
-            << explain_alternatives(subject, limits_of(arguments));
+  std::string text = explain_whole(subject);
+  if (simulation.peak_step)
+    text += explain_kept(subject) + explain_reruns(subject) + explain_peak(subject) +
+            explain_alternatives(subject, limits_of(arguments));
+  std::cout << text;
   return kDone;
 }
 

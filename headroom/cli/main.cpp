@@ -1,8 +1,10 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 #include <new>
 
 #include "headroom/cli/commands.h"
+#include "headroom/core/quote.h"
 
 namespace headroom::cli {
 namespace {
@@ -62,8 +64,7 @@ void define(CLI::App& app, Arguments& arguments, Run& run) {
   CLI::App* curve = call("curve", "the front of peak against time", run_curve);
   takes_file(curve);
   curve->add_option("--planner", arguments.planner, "one of `headroom planners` (auto)");
-  curve->add_option("--points", arguments.points, "budgets to plan for (20)")
-      ->check(CLI::Range(2, 10000).description(""));
+  curve->add_option("--points", arguments.points, "budgets to plan for (20)")->check(whole_number(2, 10000));
   add_planner_options(*curve, arguments);
   add_limits(*curve, arguments);
   prints_json(curve);
@@ -90,6 +91,13 @@ int run_command(int argc, const char* const* argv) {
   Arguments arguments;
   Run run = nullptr;
   define(app, arguments, run);
+  if (argc > 1 && *argv[1] != '-') {
+    const auto calls = app.get_subcommands([](const CLI::App*) { return true; });
+    const auto is_named = [&](const CLI::App* call) { return call->get_name() == argv[1]; };
+    if (std::ranges::none_of(calls, is_named))
+      return complain(kProgram, "there is no call " + quote(argv[1]) + "; `headroom --help` lists the calls",
+                      kBadInput);
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
@@ -112,7 +120,7 @@ int main(int argc, char** argv) {
   } catch (const InvalidInput& error) {
     return cli::complain(cli::kProgram, error.what(), cli::kBadInput);
   } catch (const std::bad_alloc&) {
-    return cli::complain(cli::kProgram, "not enough memory for this input", cli::kBadInput);
+    return cli::complain_of_memory(cli::kProgram);
   } catch (const std::exception& error) {
     return cli::complain(cli::kProgram, error.what(), cli::kBug);
   }

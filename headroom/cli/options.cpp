@@ -2,8 +2,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <cstdio>
 #include <iostream>
+#include <limits>
 #include <map>
+
+#include "headroom/core/quote.h"
 
 namespace headroom::cli {
 
@@ -16,21 +21,45 @@ PlanLimits limits_of(const PlanArguments& arguments) {
   return limits;
 }
 
+CLI::Validator whole_number(int64_t least, int64_t most) {
+  const auto check = [least, most](const std::string& text) -> std::string {
+    int64_t number = 0;
+    const char* const end = text.data() + text.size();
+    const auto [last, error] = std::from_chars(text.data(), end, number);
+    if (error == std::errc() && last == end && least <= number && number <= most) return "";
+    const std::string range = most == std::numeric_limits<int64_t>::max()
+                                  ? "of at least " + std::to_string(least)
+                                  : "from " + std::to_string(least) + " to " + std::to_string(most);
+    return "expected a whole number " + range + ", found " + quote(text);
+  };
+  return CLI::Validator(check, "");
+}
+
 void add_planner_options(CLI::App& command, PlanArguments& arguments) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   command.add_option("--slots", arguments.options.slots, "chain: memory steps to plan in (500)")
-      ->check(CLI::PositiveNumber.description(""));
-  command.add_option("--segments", arguments.options.segments, "even: segments; binomial: checkpoints");
+      ->check(whole_number(1, kMost));
+  command.add_option("--segments", arguments.options.segments, "even: segments; binomial: checkpoints")
+      ->check(whole_number(1, std::numeric_limits<int>::max()));
   command.add_flag("--reentrant", arguments.options.reentrant, "run checkpoints as PyTorch's reentrant ones");
   command.add_flag("--exact", arguments.options.exact, "lower-sets: all lower sets");
+  command.add_flag("--keep-order", arguments.options.keep_order,
+                   "auto, exhaustive: only schedules that keep the base order of first runs (the default)");
 }
 
 void add_limits(CLI::App& command, PlanArguments& arguments) {
-  const std::map<std::string, Effort> efforts{
-      {"low", Effort::kLow}, {"normal", Effort::kNormal}, {"high", Effort::kHigh}};
-  command.add_option("--effort", arguments.effort, "how much work a search may do: low, normal or high")
-      ->transform(CLI::CheckedTransformer(efforts).description(""));
+  const auto set_effort = [&](const std::string& name) {
+    const std::map<std::string, Effort> efforts{
+        {"low", Effort::kLow}, {"normal", Effort::kNormal}, {"high", Effort::kHigh}};
+    const auto effort = efforts.find(name);
+    if (effort == efforts.end())
+      throw CLI::ValidationError("--effort", "expected low, normal or high, found " + quote(name));
+    arguments.effort = effort->second;
+  };
+  command.add_option_function<std::string>("--effort", set_effort,
+                                           "how much work a search may do: low, normal or high");
   command.add_option("--threads", arguments.threads, "threads to plan with, 0 for all; never changes the result")
-      ->check(CLI::Range(0, 1024).description(""));
+      ->check(whole_number(0, 1024));
 }
 
 int complain(std::string_view program, std::string_view message, ExitStatus status) {
@@ -38,6 +67,11 @@ int complain(std::string_view program, std::string_view message, ExitStatus stat
   std::ranges::replace(line, '\n', ' ');
   std::cerr << program << ": " << line << "\n";
   return status;
+}
+
+int complain_of_memory(const char* program) {
+  std::fprintf(stderr, "%s: not enough memory for this input\n", program);
+  return kBadInput;
 }
 
 }  // namespace headroom::cli

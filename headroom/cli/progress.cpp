@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <iostream>
+#include <new>
+#include <system_error>
 
 namespace headroom::cli {
 namespace {
@@ -14,7 +16,12 @@ constexpr const char* kWipeLine = "\r\033[K";
 }  // namespace
 
 Progress::Progress(std::string what) : what_(std::move(what)), start_(Clock::now()) {
-  if (isatty(STDERR_FILENO) == 1) thread_.emplace([this] { show_until_stopped(); });
+  if (isatty(STDERR_FILENO) != 1) return;
+  try {
+    thread_.emplace([this] { show_until_stopped(); });
+  } catch (const std::system_error&) {
+    thread_.reset();  // The system has no thread left for it.
+  }
 }
 
 Progress::~Progress() {
@@ -38,7 +45,11 @@ void Progress::show_until_stopped() {
   bool shown = false;
   auto pause = milliseconds(1000);
   while (!wake_.wait_for(lock, pause, [this] { return stopped_; })) {
-    std::cerr << kWipeLine << line() << std::flush;
+    try {
+      std::cerr << kWipeLine << line() << std::flush;
+    } catch (const std::bad_alloc&) {
+      break;  // Planning says so itself.
+    }
     shown = true;
     pause = milliseconds(200);
   }

@@ -80,7 +80,7 @@ int main(int argc, char** argv) {
   } catch (const InvalidInput& error) {
     return cli::complain(cli::kTrainProgram, error.what(), cli::kBadInput);
   } catch (const std::bad_alloc&) {
-    return cli::complain(cli::kTrainProgram, "not enough memory for this input", cli::kBadInput);
+    return cli::complain_of_memory(cli::kTrainProgram);
   } catch (const std::runtime_error& error) {  // Of torch: these inputs do not suit the network, or need too much.
     return cli::complain(cli::kTrainProgram, error.what(), cli::kBadInput);
   } catch (const std::exception& error) {

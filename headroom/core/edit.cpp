@@ -181,7 +181,7 @@ void ScheduleEditor::count(Step step, int sign) {
   int64_t time_ns = 0;
   if (__builtin_add_overflow(written_bytes_, sign * bytes, &written_bytes) ||
       __builtin_add_overflow(time_ns_, sign * op.time_ns, &time_ns))
-    throw InvalidInput("the bytes or times of the schedule's runs do not fit 64 bits");
+    throw TooLarge("the bytes or times of the schedule's runs do not fit 64 bits");
   written_bytes_ = written_bytes;
   time_ns_ = time_ns;
   int32_t& runs = run_count_[index(step.op())];

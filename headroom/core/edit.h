@@ -23,7 +23,7 @@ class ScheduleEditor {
   enum class Handle : int32_t {};
   static constexpr Handle kEnd{-1};  ///< after the last step
 
-  /// The graph must outlive the editor. Throws InvalidInput where the sum of all bytes written does not fit int64.
+  /// The graph must outlive the editor. Throws TooLarge where the sum of all bytes written does not fit int64.
   ScheduleEditor(const Graph& graph, const Schedule& schedule);
 
   /// Puts a step before another one.

@@ -11,6 +11,12 @@ class InvalidInput : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
+/// Sizes or times that do not fit int64 together, such as the time of a schedule that runs long ops many times.
+class TooLarge : public InvalidInput {
+ public:
+  using InvalidInput::InvalidInput;
+};
+
 /// A mistake of ours: an invariant of headroom did not hold.
 class InternalError : public std::logic_error {
  public:

@@ -11,7 +11,7 @@ namespace {
 int64_t checked_sum(int64_t a, int64_t b, const char* what) {
   int64_t sum = 0;
   if (__builtin_add_overflow(a, b, &sum))
-    throw InvalidInput(std::string("the schedule's ") + what + " does not fit 64 bits");
+    throw TooLarge(std::string("the schedule's ") + what + " does not fit 64 bits");
   return sum;
 }
 
@@ -237,6 +237,14 @@ Simulation simulate(const Graph& graph, const Schedule& schedule) {
     return result;
   }
   return result;
+}
+
+std::optional<Simulation> find_simulation(const Graph& graph, const Schedule& schedule) {
+  try {
+    return simulate(graph, schedule);
+  } catch (const TooLarge&) {
+    return std::nullopt;
+  }
 }
 
 std::optional<ScheduleError> verify(const Graph& graph, const Schedule& schedule) {

@@ -36,8 +36,11 @@ struct Simulation {
   std::vector<int64_t> after_bytes;    ///< one per step
 };
 
-/// O(steps + ids read, written and held). Throws InvalidInput where a sum of bytes or times does not fit int64.
+/// O(steps + ids read, written and held). Throws TooLarge where a sum of bytes or times does not fit int64.
 Simulation simulate(const Graph& graph, const Schedule& schedule);
+
+/// simulate(), or none where a sum does not fit.
+std::optional<Simulation> find_simulation(const Graph& graph, const Schedule& schedule);
 
 /// The first thing wrong with the schedule, or nothing.
 std::optional<ScheduleError> verify(const Graph& graph, const Schedule& schedule);

@@ -69,6 +69,8 @@ std::vector<Schedule> chain_plans(const Problem& problem, const PlanLimits& limi
                         std::back_inserter(plans));
     } catch (const NotApplicable&) {
       return plans;
+    } catch (const TooLarge&) {
+      return plans;
     }
   }
   return plans;
@@ -86,6 +88,8 @@ Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimi
       std::ranges::move(lower_set_plans(problem.graph, limits), std::back_inserter(plans));
     } catch (const NotApplicable&) {
       // The other starts do.
+    } catch (const TooLarge&) {
+      // So they do here.
     }
   }
   // For the least memory.

@@ -35,13 +35,14 @@ namespace headroom {
 /// 8. *Between* two plans of the front there are more, made on the way to a budget that is asked for (plan_within()).
 ///
 /// Several runs of an op, keeping for part of the time and recomputing inside what is recomputed are all in its reach;
-/// first runs keep the base order. Not optimal among anything, but proved close by the bound, which is
+/// first runs keep the base order (PlannerOptions::keep_order has no other choice yet). Not optimal among anything, but proved close by the bound, which is
 /// memory_bound().
 ///
 /// Deterministic, whatever the number of threads: levels are improved apart from each other in rounds, and work is
 /// counted in events looked at. Time about linear in the graph at a given effort but for the starts, which are a little
 /// worse, and for equal blocks, which cost little; memory linear in the graph times the number of levels.
 ///
+/// What is proved is proved among schedules that keep the base order of first runs (exhaustive.h), as the plans do.
 /// kOptimal where the lower bound is met; kInfeasible where memory_bound() or `exhaustive` proved it or the budget is
 /// below what some op needs by itself; kTimeout, with the best plan found if any, where `exhaustive` was asked and
 /// reached its limit above the budget; else kFeasible or kNotFound. Needs a budget. More memory is never slower.

@@ -6,10 +6,11 @@
 #include <iterator>
 #include <limits>
 #include <optional>
-#include <thread>
 
 #include "headroom/core/simulate.h"
+#include "headroom/plan/bound.h"
 #include "headroom/plan/memory_bound.h"
+#include "headroom/plan/workers.h"
 
 namespace headroom {
 namespace {
@@ -140,10 +141,19 @@ class FrontBuilder {
   std::vector<int32_t> runs_around_cut(const MemoryBound& bound) const {
     if (bound.moment.empty()) return {};
     std::vector<uint8_t> is_there(at(flat_.value_count), 1);
+    std::vector<uint8_t> is_made(at(flat_.value_count), 0);
     std::vector<int32_t> runs;
     const auto add = [&](int32_t op) {
       runs.push_back(op);
-      for (const int32_t v : flat_.outputs(op)) is_there[at(v)] = 1;
+      for (const int32_t v : flat_.outputs(op)) is_there[at(v)] = is_made[at(v)] = 1;
+    };
+    // Listed before the reader, so that no two ops wait for each other; -1: none can run, and the value stays instead.
+    const auto maker_for = [&](int32_t v, int32_t reader) {
+      const auto can_run = [&](int32_t op) {
+        return op < reader && std::ranges::all_of(flat_.inputs(op), [&](int32_t u) { return is_made[at(u)] != 0; });
+      };
+      const auto found = std::ranges::find_if(flat_.makers(v), can_run);
+      return found == flat_.makers(v).end() ? -1 : *found;
     };
     size_t position = 0;
     for (; position < base_.size(); ++position) {
@@ -160,14 +170,14 @@ class FrontBuilder {
       open.assign(1, base_[position]);
       while (!open.empty()) {
         const int32_t op = open.back();
-        int32_t missing = -1;
+        int32_t next = -1;
         // What takes more with it first: a tape before its output.
-        for (const int32_t u : flat_.inputs(op))
-          if (is_there[at(u)] == 0 && (missing < 0 || flat_.outputs(flat_.maker[at(u)]).size() >
-                                                          flat_.outputs(flat_.maker[at(missing)]).size()))
-            missing = u;
-        if (missing >= 0) {
-          open.push_back(flat_.maker[at(missing)]);
+        for (const int32_t u : flat_.inputs(op)) {
+          const int32_t maker = is_there[at(u)] == 0 ? maker_for(u, op) : -1;
+          if (maker >= 0 && (next < 0 || flat_.outputs(maker).size() > flat_.outputs(next).size())) next = maker;
+        }
+        if (next >= 0) {
+          open.push_back(next);
         } else {
           add(op);
           open.pop_back();
@@ -311,15 +321,11 @@ class FrontBuilder {
   template <typename Task>
   void for_each_level(const Task& task) const {
     std::atomic<size_t> next = 0;
-    const auto take_levels = [&] {
+    const auto take_levels = [&](int) {
       RunSearch search(flat_);
       for (size_t k = next++; k < levels_.size(); k = next++) task(search, k);
     };
-    const int wanted = limits_.threads > 0 ? limits_.threads : static_cast<int>(std::thread::hardware_concurrency());
-    std::vector<std::thread> others;
-    for (int i = 1; i < std::min<int>(wanted, static_cast<int>(levels_.size())); ++i) others.emplace_back(take_levels);
-    take_levels();
-    for (std::thread& thread : others) thread.join();
+    run_workers(std::min(thread_count(limits_.threads), static_cast<int>(levels_.size())), take_levels);
   }
 
   void improve_all(int round, int64_t work) {
@@ -421,20 +427,28 @@ class FrontBuilder {
 }  // namespace
 
 int64_t peak_lower_bound_bytes(const FlatGraph& flat) {
-  int64_t most_bytes = 0;
+  // The step's outputs are there after the last run, whose moment is less only where it gives memory back.
+  int64_t least_workspace = 0;
+  for (const int64_t workspace : flat.workspace) least_workspace = std::min(least_workspace, workspace);
+  int64_t output_bytes = 0;
   for (const ValueId id : flat.graph.outputs())
-    if (!flat.graph.value(id).resident) most_bytes += flat.graph.value(id).bytes;
-  for (const OpId id : base_ops(flat.graph)) {
+    if (!flat.graph.value(id).resident) output_bytes += flat.graph.value(id).bytes;
+  int64_t most_bytes = std::max<int64_t>(output_bytes + least_workspace, 0);
+  const auto needs_bytes = [&](OpId id) {
     const auto op = static_cast<int32_t>(id);
-    // An alternative may need less.
-    const bool has_alternative =
-        std::ranges::any_of(flat.outputs(op), [&](int32_t v) { return flat.producers(v).size() > 1; });
-    if (has_alternative) continue;
     int64_t bytes = flat.output_bytes[at(op)] + flat.workspace[at(op)];
     for (const int32_t v : flat.inputs(op)) bytes += flat.bytes[at(v)];
     int64_t in_place = 0;
     for (const int32_t v : flat.overwrites(op)) in_place = std::max(in_place, flat.bytes[at(v)]);
-    most_bytes = std::max(most_bytes, bytes - in_place);
+    return bytes - in_place;
+  };
+  // One of each group runs: the one that needs the least, for all that is known.
+  const NeededGroups groups = find_needed_groups(flat.graph);
+  for (size_t g = 0; g < groups.ops.size(); ++g) {
+    if (groups.needed[g] == 0) continue;
+    int64_t least_bytes = std::numeric_limits<int64_t>::max();
+    for (const OpId id : groups.ops[g]) least_bytes = std::min(least_bytes, needs_bytes(id));
+    most_bytes = std::max(most_bytes, least_bytes);
   }
   return flat.graph.resident_bytes() + most_bytes;
 }

@@ -9,8 +9,9 @@
 
 namespace headroom {
 
-/// What some run of every schedule needs: the largest op's inputs, outputs and workspace, and the step's outputs at the
-/// end, beside what is resident. No schedule has a smaller peak.
+/// A peak that no schedule is below, in any order: what is resident, and the most of what each op that must run needs by
+/// itself (its inputs, outputs and workspace; of alternatives the least) and the step's outputs after the last run (less
+/// what that may give back while it runs).
 int64_t peak_lower_bound_bytes(const FlatGraph& flat);
 
 /// The peaks that plans are sought for, largest first: every fortieth of `most_bytes` that is above `least_bytes`.

@@ -43,13 +43,8 @@ std::optional<RunSearch::Removal> RunSearch::find_removal(int32_t position, int6
   } else {
     if (removal.replaced < 0 || flat_.once[at(op)] != 0) return {};
     const int32_t other = now_.run(removal.replaced);
-    const auto is_ready = [&](int32_t u) {
-      const std::span<const Timeline::Event> events = now_.events(u);
-      return !events.empty() && events.front().position < removal.replaced;
-    };
     const auto is_made = [&](int32_t w) { return std::ranges::find(flat_.outputs(op), w) != flat_.outputs(op).end(); };
-    if (!std::ranges::all_of(flat_.inputs(op), is_ready) || !std::ranges::all_of(flat_.outputs(other), is_made))
-      return {};
+    if (!now_.is_ready(op, removal.replaced) || !std::ranges::all_of(flat_.outputs(other), is_made)) return {};
     first = std::min(first, removal.replaced);
   }
   if (now_.most(first, position - 1) > target_bytes - sum) return {};
@@ -165,6 +160,7 @@ void RunSearch::drop_early_runs() {
     };
     if (!outputs.empty() && std::ranges::all_of(outputs, is_made_again)) {
       early.push_back(p);
+      next_first = now_.events(outputs.front())[1].position;
     } else {
       next_first = p;
     }
@@ -253,13 +249,12 @@ void RunSearch::put_off(int32_t position) {
   const auto shared = std::ranges::find_if(flat_.outputs(op), [&](int32_t v) { return flat_.maker[at(v)] >= 0; });
   if (flat_.once[at(op)] == 0 || shared == flat_.outputs(op).end()) return;
   const int32_t other = flat_.maker[at(*shared)];
-  const auto is_ready = [&](int32_t u) { return now_.events(u).front().position < position; };
-  if (!std::ranges::all_of(flat_.inputs(other), is_ready)) return;
+  if (!now_.is_ready(other, position)) return;
   int32_t needed = now_.size();
   for (const int32_t w : flat_.outputs(op)) {
     if (std::ranges::find(flat_.outputs(other), w) != flat_.outputs(other).end()) continue;
-    const std::span<const Timeline::Event> events = now_.events(w);
-    if (events.size() > 1) needed = std::min(needed, events[1].position);
+    const std::span<const Timeline::Event> later = now_.events(w).subspan(at(now_.events_before(w, position + 1)));
+    if (!later.empty()) needed = std::min(needed, later.front().position);
   }
   make_edited({{needed, op}}, {});
   edited_[at(position)] = other;

@@ -122,9 +122,34 @@ int32_t RunSearch::last_needed(int32_t value, const Timeline::Copy& copy, int32_
   return last;
 }
 
-/// Making `value` again right before `position`, where it is read.
+/// What to run before a position to make a value again that `reader` reads there; -1: nothing can. Listed before the
+/// reader, so that the runs of a move are in order when they are in base order, and no two of them wait for each other.
+int32_t RunSearch::maker_for(int32_t value, int32_t position, int32_t reader) const {
+  const int32_t best = flat_.maker[at(value)];
+  if (best < reader && flat_.has_sure_makers[at(value)] != 0) return best;
+  for (const int32_t op : flat_.makers(value))
+    if (op < reader && now_.is_ready(op, position)) return op;
+  return -1;
+}
+
+/// Making `value` again right before `position`, where it is read, in the way that brings the most for its time.
 bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, double least_ratio, Move& move,
                          bool& has_choice) {
+  if (flat_.has_sure_makers[at(value)] != 0)
+    return evaluate_with(flat_.maker[at(value)], value, position, may_extend, least_ratio, move, has_choice);
+  bool is_found = false;
+  for (const int32_t op : flat_.makers(value)) {
+    if (!now_.is_ready(op, position)) continue;
+    if (!evaluate_with(op, value, position, may_extend, least_ratio, alternative_, has_choice)) continue;
+    if (!is_found || alternative_.ratio > move.ratio) std::swap(move, alternative_);
+    is_found = true;
+  }
+  return is_found;
+}
+
+/// The same by one op, which can run there.
+bool RunSearch::evaluate_with(int32_t maker, int32_t value, int32_t position, bool may_extend, double least_ratio,
+                              Move& move, bool& has_choice) {
   move.insertions.clear();
   move.erasures.clear();
   move.relied.clear();
@@ -136,7 +161,6 @@ bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, doubl
   int64_t freed_here = 0;
   int64_t extended_here = 0;
   bool has_pulled = false;
-  const int32_t maker = flat_.maker[at(value)];
   for (const int32_t w : flat_.outputs(maker)) {
     const Timeline::Copy* copy = now_.alive(w, position);
     if (copy == nullptr) continue;
@@ -161,6 +185,7 @@ bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, doubl
     if (!has_pulled && (gain - harm) / (time + kLeastNs) < least_ratio) return false;
     for (const int32_t u : flat_.inputs(op)) {
       ++work_;
+      if (u == value) return false;  // it would be made from itself
       if (now_.alive(u, position) != nullptr) {
         move.relied.push_back(u);
         continue;
@@ -168,7 +193,7 @@ bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, doubl
       const std::span<const Timeline::Event> events = now_.events(u);
       const int32_t k = now_.events_before(u, position);
       const int64_t bytes = flat_.bytes[at(u)];
-      const int32_t again = flat_.maker[at(u)];
+      const int32_t again = maker_for(u, position, op);
       work_ += (position - events[at(k - 1)].position) / Timeline::kBlock;
       const double longer =
           excess_added(events[at(k - 1)].position + 1, position - 1, bytes, may_extend ? gain - harm : 0);
@@ -236,15 +261,20 @@ double RunSearch::excess_of_insertions(const Move& move, double memory) const {
 
 /// What making a value again before a position could bring at most for its time.
 double RunSearch::bound_ratio(int32_t value, int32_t first, int32_t position) const {
-  const int32_t maker = flat_.maker[at(value)];
-  double gain = excess_freed(first, position - 1, flat_.bytes[at(value)]);
-  // What else the op makes goes too, from its own last use on.
-  for (const int32_t w : flat_.outputs(maker)) {
-    if (w == value || now_.alive(w, position) == nullptr) continue;
-    const int32_t last = now_.events(w)[at(now_.events_before(w, position) - 1)].position;
-    gain += excess_freed(last + 1, position - 1, flat_.bytes[at(w)]);
+  const double own_gain = excess_freed(first, position - 1, flat_.bytes[at(value)]);
+  const bool is_sure = flat_.has_sure_makers[at(value)] != 0;
+  double ratio = 0;
+  for (const int32_t maker : is_sure ? flat_.makers(value).first(1) : flat_.makers(value)) {
+    // What else the op makes goes too, from its own last use on.
+    double gain = own_gain;
+    for (const int32_t w : flat_.outputs(maker)) {
+      if (w == value || now_.alive(w, position) == nullptr) continue;
+      const int32_t last = now_.events(w)[at(now_.events_before(w, position) - 1)].position;
+      gain += excess_freed(last + 1, position - 1, flat_.bytes[at(w)]);
+    }
+    ratio = std::max(ratio, gain / (static_cast<double>(flat_.time_ns[at(maker)]) + kLeastNs));
   }
-  return gain / (static_cast<double>(flat_.time_ns[at(maker)]) + kLeastNs);
+  return ratio;
 }
 
 /// The last position up to which all that making a value takes is there, before another position.
@@ -253,6 +283,7 @@ int32_t RunSearch::last_chance(int32_t value, int32_t position) const {
   for (const int32_t u : flat_.inputs(flat_.maker[at(value)])) {
     if (now_.alive(u, position) != nullptr) continue;
     const int32_t k = now_.events_before(u, position);
+    if (k == 0) return position;
     chance = std::min(chance, now_.events(u)[at(k - 1)].position + 1);
   }
   return chance;

@@ -98,6 +98,9 @@ class RunSearch {
   double excess_added(int32_t first, int32_t last, int64_t bytes, double most) const;
   int32_t last_needed(int32_t value, const Timeline::Copy& copy, int32_t before, int32_t op) const;
   bool evaluate(int32_t value, int32_t position, bool may_extend, double least_ratio, Move& move, bool& has_choice);
+  bool evaluate_with(int32_t maker, int32_t value, int32_t position, bool may_extend, double least_ratio, Move& move,
+                     bool& has_choice);
+  int32_t maker_for(int32_t value, int32_t position, int32_t reader) const;
   double excess_of_insertions(const Move& move, double memory) const;
   double bound_ratio(int32_t value, int32_t first, int32_t position) const;
   int32_t last_chance(int32_t value, int32_t position) const;
@@ -130,6 +133,7 @@ class RunSearch {
   std::vector<Move> moves_;
   size_t move_count_ = 0;
   Move other_;
+  Move alternative_;
   std::vector<Candidate> candidates_;
   double best_bound_ = 0;                            ///< of them, without noise
   std::vector<std::pair<int32_t, int32_t>> banned_;  ///< (value, before) that did not help in the present sequence

@@ -46,17 +46,18 @@ FlatGraph::FlatGraph(const Graph& given)
     add(holds_, value.holds);
     add(holders_, graph.holders(id));
     has_holds = has_holds || !holds(v).empty();
-    int32_t best = -1;
-    const auto cost = [&](int32_t op) {
-      return std::tuple(time_ns[at(op)], output_bytes[at(op)] + workspace[at(op)], op);
-    };
     for (const OpId producer : graph.producers(id)) {
       const auto op = static_cast<int32_t>(producer);
       producers_.ids.push_back(op);
-      if (once[at(op)] == 0 && (best < 0 || cost(op) < cost(best))) best = op;
+      if (once[at(op)] == 0) makers_.ids.push_back(op);
     }
     producers_.close();
-    maker.push_back(best);
+    makers_.close();
+    std::ranges::sort(makers_.ids.end() - std::ssize(makers(v)), makers_.ids.end(), {}, [&](int32_t op) {
+      return std::tuple(time_ns[at(op)], output_bytes[at(op)] + workspace[at(op)], op);
+    });
+    maker.push_back(makers(v).empty() ? -1 : makers(v).front());
+    has_sure_makers.push_back(are_sure(v) ? 1 : 0);
     has_alternatives = has_alternatives || producers(v).size() > 1;
   }
   if (!has_holds) return;
@@ -71,6 +72,16 @@ FlatGraph::FlatGraph(const Graph& given)
       if (--open[at(held)] == 0) order.push_back(held);
   for (const int32_t v : order)
     if (!holds(v).empty()) hold_order.push_back(v);
+}
+
+bool FlatGraph::are_sure(int32_t value) const {
+  if (producers(value).size() == 1) return true;
+  const auto is_read_by_all = [&](int32_t u) {
+    return std::ranges::all_of(producers(value),
+                               [&](int32_t op) { return std::ranges::find(inputs(op), u) != inputs(op).end(); });
+  };
+  return std::ranges::all_of(makers(value),
+                             [&](int32_t op) { return std::ranges::all_of(inputs(op), is_read_by_all); });
 }
 
 Timeline::Timeline(const FlatGraph& flat) : flat_(&flat) {}

@@ -24,6 +24,8 @@ struct FlatGraph {
   /// What an op reads and writes, each as twice its number and one more where it is written.
   std::span<const uint32_t> touched(int32_t op) const { return list(touched_, op); }
   std::span<const int32_t> producers(int32_t value) const { return list(producers_, value); }
+  /// The producers that may run again: the fastest first, then those that write and need the least.
+  std::span<const int32_t> makers(int32_t value) const { return list(makers_, value); }
   std::span<const int32_t> holds(int32_t value) const { return list(holds_, value); }
   std::span<const int32_t> holders(int32_t value) const { return list(holders_, value); }
   std::span<const int32_t> overwrites(int32_t op) const { return list(overwrites_, op); }
@@ -34,12 +36,16 @@ struct FlatGraph {
   std::vector<int64_t> workspace;     ///< by op
   std::vector<uint8_t> once;          ///< by op: recompute is false
   std::vector<uint8_t> is_output;     ///< by value
-  /// By value: what to run to make it again: of the producers that may run again the fastest, then the one that writes
-  /// and needs the least; -1: none may.
+  /// By value: what to run to make it again, the first of makers(); -1: none may.
   std::vector<int32_t> maker;
+  /// By value: every maker reads only what all producers read, so that each can run wherever the value has been made
+  /// before. Other makers read what may not have been made yet, or is itself made from the value.
+  std::vector<uint8_t> has_sure_makers;
   std::vector<int32_t> hold_order;  ///< values that hold something, holders before what they hold
 
  private:
+  bool are_sure(int32_t value) const;
+
   template <typename T>
   struct ListsOf {
     std::vector<uint32_t> begin{0};
@@ -56,6 +62,7 @@ struct FlatGraph {
   Lists outputs_;
   ListsOf<uint32_t> touched_;
   Lists producers_;
+  Lists makers_;
   Lists holds_;
   Lists holders_;
   Lists overwrites_;
@@ -116,6 +123,14 @@ class Timeline {
     const std::span<const Event> all = events(value);
     const auto later = std::ranges::partition_point(all, [&](const Event& event) { return event.position < position; });
     return static_cast<int32_t>(later - all.begin());
+  }
+
+  /// Whether all that an op reads has been made before a position.
+  bool is_ready(int32_t op, int32_t position) const {
+    return std::ranges::all_of(flat_->inputs(op), [&](int32_t u) {
+      const std::span<const Event> all = events(u);
+      return !all.empty() && all.front().position < position;
+    });
   }
 
   Schedule schedule() const;

@@ -101,14 +101,17 @@ PlanResult plan_binomial(const Chain& chain, const PlanRequest& request, const B
   // The forwards fall as states are added, until all are kept; many numbers of states give the same plan cost, so long
   // chains try a geometric range of them.
   const Graph graph = to_graph(chain);
-  result.status = PlanStatus::kInfeasible;
+  const bool tries_all = length < 128 && !too_long(1);
+  result.status = tries_all ? PlanStatus::kInfeasible : PlanStatus::kNotFound;
   int64_t best_time_ns = kMost;
   int64_t best_peak_bytes = kMost;
   result.smallest_budget_bytes = kMost;
   for (int states = 1; states <= length; states += std::max(1, states / 64)) {
     if (too_long(states)) continue;
     Schedule schedule = schedule_with(chain, states);
-    const Simulation simulation = simulate(graph, schedule);
+    const std::optional<Simulation> judged = find_simulation(graph, schedule);
+    if (!judged) continue;  // Its time does not fit int64; that of more states does.
+    const Simulation& simulation = *judged;
     result.smallest_budget_bytes = std::min(result.smallest_budget_bytes, simulation.peak_bytes);
     if (request.budget_bytes && simulation.peak_bytes > *request.budget_bytes) continue;
     const int64_t time_ns = request.budget_bytes ? simulation.time_ns : 0;
@@ -118,6 +121,7 @@ PlanResult plan_binomial(const Chain& chain, const PlanRequest& request, const B
     result.status = PlanStatus::kFeasible;
     result.schedule = std::move(schedule);
   }
+  if (result.smallest_budget_bytes == kMost) throw TooLarge("binomial: the time of no plan fits 64 bits");
   return result;
 }
 

@@ -21,7 +21,7 @@ NeededGroups find_needed_groups(const Graph& graph);
 /// The time of the fastest of some ops, of which there is at least one.
 int64_t fastest_ns(const Graph& graph, std::span<const OpId> ops);
 
-/// A time that no valid schedule is below, whatever the budget: the fastest op of every needed group. O(size of the
+/// A time that no valid schedule is below, whatever the budget and the order: the fastest op of every needed group. O(size of the
 /// graph).
 int64_t time_lower_bound_ns(const Graph& graph);
 

@@ -5,12 +5,12 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "headroom/plan/chain_needs.h"
 #include "headroom/plan/chain_steps.h"
 #include "headroom/plan/chain_table.h"
+#include "headroom/plan/workers.h"
 
 namespace headroom {
 namespace {
@@ -159,7 +159,7 @@ template <typename Number>
 std::vector<Solution> solve(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity, int64_t most,
                             const SegmentArray<int64_t>& least, const std::vector<int64_t>& forward_ns, int threads) {
   ChainTableOptions options;
-  options.threads = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());
+  options.threads = thread_count(threads);
   const ChainTable<Number> table(needs, capacity, least, forward_ns, kMostTableBytes, options);
   std::vector<Solution> solutions;
   for (const int64_t within : capacities_of(table, needs.length, capacity, most)) {

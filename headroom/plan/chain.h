@@ -25,7 +25,7 @@ struct ChainOptions {
 /// Memory is counted in slots of floor(m / slots) bytes, at least 1, where m is what the budget leaves beside resident
 /// values. Everything kept and everything needed is rounded up, so that plans are within the budget by the byte.
 ///
-/// - `smallest_budget_bytes` is exact, whatever the slots (not computed, 0, for more than 1,024 stages that fit the
+/// - `smallest_budget_bytes` is exact, whatever the slots (not computed, -1, for more than 1,024 stages that fit the
 ///   budget all recorded). A smaller budget is kInfeasible.
 /// - `lower_bound_ns`: every stage forward and backward once.
 /// - kOptimal where a slot is one byte or the lower bound is met, else kFeasible. Where rounding leaves no plan at

@@ -45,7 +45,7 @@ ChainMoments::ChainMoments(const Chain& chain)
   // Any way to reverse (i..l) contains R{l} B{l} with at least as much else alive as in (l..l).
   shift_bytes_ = -least_single_bytes;
   if (__builtin_add_overflow(most_bytes, shift_bytes_, &most_bytes))
-    throw InvalidInput("chain: sizes and negative workspaces are too large to be added in 64 bits");
+    throw TooLarge("chain: sizes and negative workspaces are too large to be added in 64 bits");
   for (int i = 1; i <= length_; ++i) {
     alive_bytes_[at(i)] += shift_bytes_;
     backward_bytes_[at(i)] += shift_bytes_;

@@ -5,13 +5,13 @@
 #include <cstring>
 #include <new>
 #include <string>
-#include <thread>
 
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
 #include "headroom/plan/plan.h"
+#include "headroom/plan/workers.h"
 
 namespace headroom {
 namespace {
@@ -37,9 +37,7 @@ class ChainTableFiller {
     const int workers = std::clamp(threads, 1, tiles_per_side_);
     std::vector<Numbers> scratch(at(workers));
     for (Numbers& numbers : scratch) numbers = Table::make_numbers(kTileCells * kCell);
-    std::vector<std::jthread> others;
-    for (int w = 1; w < workers; ++w) others.emplace_back([this, &scratch, w] { work(scratch[at(w)].get()); });
-    work(scratch[0].get());
+    run_workers(workers, [&](int w) { work(scratch[at(w)].get()); });
   }
 
  private:

@@ -70,10 +70,11 @@ std::vector<int> least_peak_subset(const Chain& chain, std::span<const std::vect
   size_t best = 0;
   int64_t best_peak_bytes = std::numeric_limits<int64_t>::max();
   for (size_t i = 0; i < subsets.size(); ++i) {
-    const int64_t peak_bytes = simulate(graph, checkpoint_schedule(chain.length(), subsets[i], options)).peak_bytes;
-    if (peak_bytes >= best_peak_bytes) continue;
+    const std::optional<Simulation> simulation =
+        find_simulation(graph, checkpoint_schedule(chain.length(), subsets[i], options));
+    if (!simulation || simulation->peak_bytes >= best_peak_bytes) continue;
     best = i;
-    best_peak_bytes = peak_bytes;
+    best_peak_bytes = simulation->peak_bytes;
   }
   return subsets[best];
 }

@@ -4,6 +4,7 @@
 #include <bit>
 #include <limits>
 #include <queue>
+#include <span>
 #include <unordered_map>
 
 #include "headroom/plan/bound.h"
@@ -17,9 +18,9 @@ constexpr Mask bit(size_t i) { return Mask{1} << i; }
 /// Where a schedule can be between two steps. `ghosts` are copies that their value has given up and that current copies
 /// of other values still hold: (value, holders), sorted.
 struct State {
-  Mask alive = 0;         ///< values, resident ones left out
-  Mask ran_once = 0;      ///< ops with recompute = false that have run
-  uint32_t progress = 0;  ///< needed groups whose first run is done
+  Mask alive = 0;     ///< values, resident ones left out
+  Mask ran_once = 0;  ///< ops with recompute = false that have run
+  Mask started = 0;   ///< needed groups whose first run is done
   std::vector<std::pair<uint8_t, Mask>> ghosts;
   bool operator==(const State&) const = default;
 };
@@ -33,7 +34,7 @@ struct StateHash {
     };
     mix(state.alive);
     mix(state.ran_once);
-    mix(state.progress);
+    mix(state.started);
     for (const auto& [value, holders] : state.ghosts) mix(holders + value);
     return hash;
   }
@@ -62,11 +63,18 @@ class ExhaustiveSearch::Search {
  public:
   explicit Search(const Graph& graph) : graph_(graph) {
     const NeededGroups groups = find_needed_groups(graph);
-    std::vector<int> order(groups.ops.size(), kOptional);
+    std::vector<int> number(groups.ops.size(), kOptional);
+    std::vector<OpId> last_op;  // by needed group
     for (size_t g = 0; g < groups.ops.size(); ++g) {
       if (groups.needed[g] == 0) continue;
-      order[g] = static_cast<int>(group_count_++);
+      number[g] = static_cast<int>(last_op.size());
       fastest_ns_.push_back(fastest_ns(graph, groups.ops[g]));
+      Mask before = 0;
+      for (size_t other = 0; other < last_op.size(); ++other)
+        if (last_op[other] < groups.ops[g].front()) before |= bit(other);
+      before_.push_back(before);
+      last_op.push_back(groups.ops[g].back());
+      all_groups_ |= bit(fastest_ns_.size() - 1);
     }
     for (size_t v = 0; v < graph.values().size(); ++v) {
       if (graph.values()[v].resident) continue;
@@ -85,10 +93,10 @@ class ExhaustiveSearch::Search {
       const Op& op = graph.ops()[i];
       OpMasks masks{mask_of(op.inputs), mask_of(op.outputs), mask_of(op.overwrites), 0};
       for (const ValueId id : op.outputs) masks.output_bytes += graph.value(id).bytes;
+      if (masks.overwrites != 0) first_outputs_ |= mask_of(std::span(op.outputs).first(1));
       ops_.push_back(masks);
-      order_of_op_.push_back(order[static_cast<size_t>(groups.group_of_op[i])]);
+      group_of_op_.push_back(number[static_cast<size_t>(groups.group_of_op[i])]);
     }
-    find_useful();
   }
 
   /// False: no schedule within the budget that costs less than `cost_limit`, or (timed_out()) none found.
@@ -108,7 +116,7 @@ class ExhaustiveSearch::Search {
       if (found_[number].done) continue;
       found_[number].done = true;
       const State state = *found_[number].state;
-      if (state.progress == group_count_ && (state.alive & outputs_) == outputs_) {
+      if (state.started == all_groups_ && (state.alive & outputs_) == outputs_) {
         goal_number_ = number;
         return true;
       }
@@ -150,20 +158,23 @@ class ExhaustiveSearch::Search {
     return mask;
   }
 
-  /// By progress: the values that what is still to come may read, directly or to make something again.
-  void find_useful() {
-    for (uint32_t progress = 0; progress <= group_count_; ++progress) {
-      Mask useful = outputs_;
-      for (size_t i = 0; i < ops_.size(); ++i)
-        if (order_of_op_[i] >= static_cast<int>(progress)) useful |= ops_[i].inputs;
-      for (Mask before = 0; before != useful;) {
-        before = useful;
-        for (const OpMasks& op : ops_)
-          if ((op.outputs & useful) != 0) useful |= op.inputs;
-      }
-      useful_.push_back(useful);
+  /// The values that what is still to come may read, directly or to make something again.
+  Mask useful(Mask started) {
+    const auto [entry, is_new] = useful_.try_emplace(started, outputs_);
+    Mask& useful = entry->second;
+    if (!is_new) return useful;
+    for (size_t i = 0; i < ops_.size(); ++i)
+      if (group_of_op_[i] >= 0 && (started & group_bit(i)) == 0) useful |= ops_[i].inputs;
+    for (Mask before = 0; before != useful;) {
+      before = useful;
+      for (const OpMasks& op : ops_)
+        if ((op.outputs & useful) != 0) useful |= op.inputs;
     }
+    return useful;
   }
+
+  /// Of the needed group of an op; none for an op that only an alternative needs.
+  Mask group_bit(size_t i) const { return group_of_op_[i] < 0 ? 0 : bit(static_cast<size_t>(group_of_op_[i])); }
 
   int64_t memory(const State& state) const {
     int64_t sum = 0;
@@ -198,21 +209,31 @@ class ExhaustiveSearch::Search {
     release_ghosts(next, outputs);
     std::ranges::sort(next.ghosts);
     next.alive |= outputs;
-    if (order_of_op_[i] == static_cast<int>(state.progress)) ++next.progress;
+    next.started |= group_bit(i);
     if (!graph_.ops()[i].recompute) next.ran_once |= bit(i);
     return next;
   }
 
-  static State after_drop(const State& state, size_t v) {
+  State after_drop(const State& state, size_t v) const {
     State next = state;
     next.alive &= ~bit(v);
     release_ghosts(next, bit(v));
+    if (const Mask holders = current_holders(state, v); holders != 0) {
+      next.ghosts.emplace_back(static_cast<uint8_t>(v), holders);
+      std::ranges::sort(next.ghosts);
+    }
     return next;
+  }
+
+  /// Some of these values hold copies that their values have given up.
+  static bool hold_ghosts(const State& state, Mask values) {
+    return std::ranges::any_of(state.ghosts, [&](const auto& ghost) { return (ghost.second & values) != 0; });
   }
 
   void expand(const State& state, int64_t cost, size_t number) {
     // What nothing to come can use goes first, and nothing else matters until it is gone.
-    for (Mask rest = state.alive & ~useful_[state.progress]; rest != 0; rest &= rest - 1) {
+    const Mask useful_values = useful(state.started);
+    for (Mask rest = state.alive & ~useful_values; rest != 0; rest &= rest - 1) {
       const auto v = static_cast<size_t>(std::countr_zero(rest));
       if (current_holders(state, v) != 0) continue;
       reach(after_drop(state, v), cost, number, Step::drop(values_[v]));
@@ -222,11 +243,12 @@ class ExhaustiveSearch::Search {
     bool cramped = false;
     for (size_t i = 0; i < ops_.size(); ++i) {
       const OpMasks& op = ops_[i];
-      if ((op.inputs & ~state.alive) != 0 || order_of_op_[i] > static_cast<int>(state.progress)) continue;
-      if ((state.ran_once & bit(i)) != 0) continue;
-      const bool first_run = order_of_op_[i] == static_cast<int>(state.progress);
+      if ((op.inputs & ~state.alive) != 0 || (state.ran_once & bit(i)) != 0) continue;
+      const bool first_run = (group_bit(i) & ~state.started) != 0;
+      if (first_run && (before_[static_cast<size_t>(group_of_op_[i])] & ~state.started) != 0) continue;
+      // A run that makes nothing new can still free what its outputs' present copies hold.
       const Mask missing = op.outputs & ~state.alive;
-      if (!first_run && (missing & useful_[state.progress]) == 0) continue;
+      if (!first_run && (missing & useful_values) == 0 && !hold_ghosts(state, op.outputs)) continue;
       const int64_t moment = capped_sum(capped_sum(memory_bytes, op.output_bytes), graph_.ops()[i].workspace_bytes);
       const State next = after_run(state, i);
       if (moment > (goal_ == Goal::kLeastPeak ? cost : budget_)) cramped = true;
@@ -245,7 +267,9 @@ class ExhaustiveSearch::Search {
     if (!cramped) return;
     for (Mask rest = state.alive; rest != 0; rest &= rest - 1) {
       const auto v = static_cast<size_t>(std::countr_zero(rest));
-      const bool frees = current_holders(state, v) == 0 && (bytes_[v] > 0 || holds_[v] != 0);
+      // What is held frees nothing, but it has to go before a run can put it in the place of an input.
+      const bool is_held = current_holders(state, v) != 0;
+      const bool frees = is_held ? bytes_[v] > 0 && (first_outputs_ & bit(v)) != 0 : bytes_[v] > 0 || holds_[v] != 0;
       if (frees) reach(after_drop(state, v), cost, number, Step::drop(values_[v]));
     }
   }
@@ -255,7 +279,7 @@ class ExhaustiveSearch::Search {
   int64_t cost_after(int64_t cost, size_t i, bool first_run, int64_t moment) const {
     if (goal_ == Goal::kLeastPeak) return std::max(cost, moment);
     return capped_sum(cost,
-                      graph_.ops()[i].time_ns - (first_run ? fastest_ns_[static_cast<size_t>(order_of_op_[i])] : 0));
+                      graph_.ops()[i].time_ns - (first_run ? fastest_ns_[static_cast<size_t>(group_of_op_[i])] : 0));
   }
 
   void reach(const State& state, int64_t cost, size_t previous, Step step) {
@@ -273,11 +297,12 @@ class ExhaustiveSearch::Search {
     queue_.emplace(cost, entry->second);
   }
 
-  static constexpr int kOptional = -1;  ///< order of a group that is not needed: free at any time
+  static constexpr int kOptional = -1;  ///< a group that is not needed: free at any time
   static constexpr size_t kNone = std::numeric_limits<size_t>::max();
 
   const Graph& graph_;
-  uint32_t group_count_ = 0;         ///< needed ones
+  Mask all_groups_ = 0;              ///< needed ones
+  std::vector<Mask> before_;         ///< by needed group: those that are listed before all of it
   std::vector<int64_t> fastest_ns_;  ///< by needed group
   std::vector<ValueId> values_;
   std::vector<size_t> number_of_value_;
@@ -285,9 +310,10 @@ class ExhaustiveSearch::Search {
   std::vector<Mask> holders_;
   std::vector<int64_t> bytes_;
   Mask outputs_ = 0;
+  Mask first_outputs_ = 0;  ///< of ops that may run in place
   std::vector<OpMasks> ops_;
-  std::vector<int> order_of_op_;
-  std::vector<Mask> useful_;
+  std::vector<int> group_of_op_;
+  std::unordered_map<Mask, Mask> useful_;  ///< by State::started
 
   Goal goal_ = Goal::kLeastTime;
   int64_t budget_ = 0;

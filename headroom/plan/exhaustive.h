@@ -9,11 +9,13 @@
 
 namespace headroom {
 
-/// The reference for small inputs: the fastest of *all* schedules within the budget, of any kind (several runs of an
-/// op, keeping anything for any time, running in place), in which first runs follow the base order; ops that share an
-/// output (see bound.h) count as one there, and ops that only an alternative needs are free to run at any time.
+/// The reference for small inputs: the fastest of *all* schedules within the budget that keep the base order of first
+/// runs, of any kind (several runs of an op, keeping anything for any time, running in place). Alternatives, which share
+/// an output, count as one op (a group, see bound.h): where all of a group are listed before all of another and every
+/// schedule must run both, some op of the first runs before any of the second. Ops that only an alternative needs are
+/// free to run at any time.
 ///
-/// Shortest path over states (what is alive, what is held, how far first runs have come): exponential. Takes graphs of
+/// Shortest path over states (what is alive, what is held, which groups have run): exponential. Takes graphs of
 /// at most kMostValues values that are not resident and kMostOps ops, in which nothing that holds is itself held;
 /// throws NotApplicable otherwise. kOptimal or kInfeasible, or kTimeout where request.limits.max_states states did not
 /// suffice. Without a budget: the least peak, then the least time at that peak. lower_bound_ns is the optimum itself
@@ -33,7 +35,7 @@ class ExhaustiveSearch {
   ExhaustiveSearch(const ExhaustiveSearch&) = delete;
   ExhaustiveSearch& operator=(const ExhaustiveSearch&) = delete;
 
-  /// The fastest schedule within a budget where one takes less than `time_ns`; none: there is none, or
+  /// The fastest schedule within a budget, of those that keep the base order, where one takes less than `time_ns`; none: there is none, or
   /// limit_reached(). Its drops are where the search made them, not as early as can be.
   std::optional<Schedule> find_faster(int64_t budget_bytes, int64_t time_ns);
   bool limit_reached() const { return limit_reached_; }

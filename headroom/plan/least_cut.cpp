@@ -18,7 +18,7 @@ void check(std::span<const int64_t> sizes) {
                          ", expected at least 0");
     }
     if (sizes[i] > std::numeric_limits<int64_t>::max() - sum) {
-      throw InvalidInput("the sizes of a path do not fit int64 together");
+      throw TooLarge("the sizes of a path do not fit int64 together");
     }
     sum += sizes[i];
   }

@@ -15,6 +15,8 @@ class NotApplicable : public InvalidInput {
   using InvalidInput::InvalidInput;
 };
 
+/// What is proved is proved among schedules that keep the base order of first runs (docs/formats.md), as all planners do,
+/// and for most planners among those of a certain kind.
 enum class PlanStatus : uint8_t {
   kOptimal,     ///< proved the best of the kind of schedule that the planner looks at
   kFeasible,    ///< a plan, not proved the best
@@ -42,9 +44,9 @@ struct PlanRequest {
 struct PlanResult {
   PlanStatus status = PlanStatus::kNotFound;
   std::optional<Schedule> schedule;
-  int64_t lower_bound_ns = 0;         ///< proved for all schedules within the budget
-  int64_t smallest_budget_bytes = 0;  ///< the least budget for which this planner knows a plan; 0: not computed
-  std::vector<int> checkpoints;       ///< of subset planners: stages whose outputs are kept, 1..L-1, ascending
+  int64_t lower_bound_ns = 0;          ///< proved for all schedules within the budget that keep the base order
+  int64_t smallest_budget_bytes = -1;  ///< the least budget for which this planner knows a plan; -1: not computed
+  std::vector<int> checkpoints;        ///< of subset planners: stages whose outputs are kept, 1..L-1, ascending
 };
 
 }  // namespace headroom

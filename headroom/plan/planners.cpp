@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <exception>
 
 #include "headroom/core/quote.h"
 #include "headroom/core/simulate.h"
@@ -82,7 +83,8 @@ constexpr std::array<Planner, 11> kPlanners = {{
     {"division-tree", kGraphs, Minimises::kPeak, false, true, "Feng & Huang 2021, arXiv 1808.00079",
      division_tree_plan},
     {"lower-sets", kGraphs, Minimises::kTime, false, false, "Kusumoto et al. 2019, arXiv 1905.11722", lower_sets_plan},
-    {"exhaustive", kGraphs, Minimises::kTime, false, false, "every schedule, small inputs only", exhaustive_plan},
+    {"exhaustive", kGraphs, Minimises::kTime, false, false, "every schedule in base order, small inputs only",
+     exhaustive_plan},
     {"auto", kGraphs, Minimises::kTime, true, false, "minimum cuts, descent and polish, ours", plan_auto},
 }};
 
@@ -136,12 +138,11 @@ std::string_view name_of(PlanStatus status) {
   throw InternalError("a plan status without a name");
 }
 
-Plan make_plan(const Planner& planner, const Problem& problem, const PlanRequest& request,
-               const PlannerOptions& options) {
-  const std::string name(planner.name);
-  if (!planner.takes_graphs && !problem.chain)
-    throw NotApplicable(name + ": takes chains, and graph " + quote(problem.graph.name()) + " is not one");
-  if (planner.needs_budget && !request.budget_bytes) throw InvalidInput(name + ": needs a budget");
+namespace {
+
+/// The planner's own part of make_plan() and the simulator's.
+Plan plan_and_simulate(const Planner& planner, const Problem& problem, const PlanRequest& request,
+                       const PlannerOptions& options) {
   Plan plan;
   plan.planner = &planner;
   plan.on_chain = problem.chain.has_value();
@@ -151,12 +152,15 @@ Plan make_plan(const Planner& planner, const Problem& problem, const PlanRequest
   plan.solve_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   plan.base_time_ns = problem.base_time_ns;
   plan.result.lower_bound_ns = std::max(plan.result.lower_bound_ns, problem.lower_bound_ns);
-  if (!plan.result.schedule) return plan;
+  if (!plan.result.schedule) {
+    plan.result.smallest_budget_bytes = std::max<int64_t>(plan.result.smallest_budget_bytes, 0);
+    return plan;
+  }
   const Simulation simulation = simulate(problem.graph, *plan.result.schedule);
   if (simulation.error)
-    throw InternalError(name + ": made an invalid schedule, step " + std::to_string(simulation.error->step) + ": " +
-                        simulation.error->message);
-  if (plan.result.smallest_budget_bytes == 0) plan.result.smallest_budget_bytes = simulation.peak_bytes;
+    throw InternalError(std::string(planner.name) + ": made an invalid schedule, step " +
+                        std::to_string(simulation.error->step) + ": " + simulation.error->message);
+  if (plan.result.smallest_budget_bytes < 0) plan.result.smallest_budget_bytes = simulation.peak_bytes;
   if (request.budget_bytes && simulation.peak_bytes > *request.budget_bytes) {
     plan.result.status = PlanStatus::kInfeasible;
     plan.result.schedule.reset();
@@ -169,23 +173,47 @@ Plan make_plan(const Planner& planner, const Problem& problem, const PlanRequest
   return plan;
 }
 
+}  // namespace
+
+Plan make_plan(const Planner& planner, const Problem& problem, const PlanRequest& request,
+               const PlannerOptions& options) {
+  const std::string name(planner.name);
+  if (!planner.takes_graphs && !problem.chain)
+    throw NotApplicable(name + ": takes chains, and graph " + quote(problem.graph.name()) + " is not one");
+  if (planner.needs_budget && !request.budget_bytes) throw InvalidInput(name + ": needs a budget");
+  try {
+    return plan_and_simulate(planner, problem, request, options);
+  } catch (const TooLarge& error) {
+    const std::string what = error.what();
+    throw NotApplicable(what.starts_with(name + ": ") ? what : name + ": " + what);
+  }
+}
+
 std::vector<CurvePoint> plan_curve(const Planner& planner, const Problem& problem, int points,
                                    const PlanRequest& request, const PlannerOptions& options) {
   const int64_t most_bytes = problem.base_peak_bytes;
   std::vector<CurvePoint> found;
-  const auto add_plan = [&](std::optional<int64_t> budget_bytes) {
-    const Plan plan = make_plan(planner, problem, {budget_bytes, request.limits}, options);
-    if (plan.result.schedule) found.push_back({*plan.peak_bytes, *plan.time_ns});
-    return plan.result.smallest_budget_bytes;
+  // What the planner refuses at one budget it may take at another.
+  std::exception_ptr refusal;
+  const auto try_plan = [&](std::optional<int64_t> budget_bytes) -> std::optional<int64_t> {
+    try {
+      const Plan plan = make_plan(planner, problem, {budget_bytes, request.limits}, options);
+      if (plan.result.schedule) found.push_back({*plan.peak_bytes, *plan.time_ns});
+      return plan.result.smallest_budget_bytes;
+    } catch (const NotApplicable&) {
+      refusal = std::current_exception();
+      return std::nullopt;
+    }
   };
   if (planner.name == "auto") return auto_curve(problem, request.limits);
   if (planner.minimises == Minimises::kPeak) {
-    add_plan(std::nullopt);
+    try_plan(std::nullopt);
   } else {
-    const int64_t least_bytes = std::min(add_plan(most_bytes), most_bytes);
+    const int64_t least_bytes = std::min(try_plan(most_bytes).value_or(problem.graph.resident_bytes()), most_bytes);
     for (int i = 0; i + 1 < points; ++i)
-      add_plan(least_bytes + static_cast<int64_t>(static_cast<double>(most_bytes - least_bytes) * i / (points - 1)));
+      try_plan(least_bytes + static_cast<int64_t>(static_cast<double>(most_bytes - least_bytes) * i / (points - 1)));
   }
+  if (found.empty() && refusal) std::rethrow_exception(refusal);
   std::ranges::sort(found, {}, [](const CurvePoint& point) { return std::pair(point.peak_bytes, point.time_ns); });
   std::vector<CurvePoint> front;
   for (const CurvePoint& point : found)

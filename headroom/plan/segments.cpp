@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "headroom/core/error.h"
+#include "headroom/plan/bound.h"
 #include "headroom/plan/union_find.h"
 
 namespace headroom {
@@ -14,11 +15,13 @@ class Runner {
       : graph_(graph),
         forward_(forward),
         segments_(segments),
+        groups_(find_needed_groups(graph)),
         last_backward_read_(graph.values().size(), -1),
         makers_(graph.values().size()),
         available_(graph.values().size(), 0),
         wanted_(graph.values().size(), 0),
-        selected_(forward.vertices.size(), 0) {
+        selected_(forward.vertices.size(), 0),
+        is_waiting_(forward.vertices.size(), 0) {
     const auto n = forward.vertices.size();
     HEADROOM_ASSERT(segments.segment.size() == n && segments.keep.size() == n);
     int count = segments.last + 1;
@@ -40,7 +43,7 @@ class Runner {
   }
 
   std::vector<OpId> runs() {
-    const std::vector<std::vector<ValueId>> first = first_wanted();
+    first_ = find_first_runs();
     int next_vertex = 0;
     for (size_t i = 0; i < forward_.base.size(); ++i) {
       const OpId id = forward_.base[i];
@@ -48,13 +51,20 @@ class Runner {
         for (const ValueId input : graph_.op(id).inputs) {
           if (available_[index(input)] == 0) make_again(input, static_cast<int>(i), next_vertex);
         }
+        if (is_needed(id)) run_waiting();
         run(id);
         continue;
       }
       const int vertex = next_vertex++;
-      const std::vector<ValueId>& wanted = first[static_cast<size_t>(vertex)];
-      if (wanted.empty()) continue;
-      runs_.push_back(first_run(vertex, wanted));
+      const FirstRun& first = first_[static_cast<size_t>(vertex)];
+      if (first.wanted.empty()) continue;
+      if (first.is_for_order) {
+        waiting_.push_back(vertex);
+        is_waiting_[static_cast<size_t>(vertex)] = 1;
+        continue;
+      }
+      if (is_needed(id)) run_waiting();
+      runs_.push_back(first_run(vertex, first.wanted));
       for (const ValueId output : graph_.op(runs_.back()).outputs) {
         if (stays(vertex, output)) available_[index(output)] = 1;
       }
@@ -71,17 +81,26 @@ class Runner {
            (segments_.keep[v] != 0 && std::ranges::binary_search(info.kept, id));
   }
 
+  bool is_needed(OpId op) const { return groups_.needed[static_cast<size_t>(groups_.group_of_op[index(op)])] != 0; }
+
   OpId first_run(int vertex, const std::vector<ValueId>& wanted) const {
     const OpId op = forward_.vertex(vertex).op;
     return graph_.op(op).recompute ? leanest_producer(graph_, op, wanted) : op;
   }
 
-  /// What each vertex must make in its first run; nothing: it does not run in forward.
-  std::vector<std::vector<ValueId>> first_wanted() const {
-    std::vector<std::vector<ValueId>> first(forward_.vertices.size());
-    // Backwards through base order: whether someone later reads the value, and whether such a reader takes it from
-    // forward.
-    enum : uint8_t { kRead = 1, kReadInForward = 2 };
+  /// What a vertex must make in its first run; nothing: it does not run in forward.
+  struct FirstRun {
+    std::vector<ValueId> wanted;
+    /// No one takes it from forward: it runs because every schedule must run it, or for the sake of one that does, and
+    /// may wait until the next that every schedule must run.
+    bool is_for_order = false;
+  };
+
+  std::vector<FirstRun> find_first_runs() const {
+    std::vector<FirstRun> first(forward_.vertices.size());
+    // Backwards through base order: whether someone later reads the value, whether such a reader takes it from forward,
+    // and whether one is there for the order.
+    enum : uint8_t { kRead = 1, kReadInForward = 2, kReadForOrder = 4 };
     std::vector<uint8_t> reads(graph_.values().size(), 0);
     for (const ValueId id : graph_.outputs()) reads[index(id)] = kRead | kReadInForward;
     auto vertex = forward_.size();
@@ -93,16 +112,25 @@ class Runner {
         continue;
       }
       --vertex;
-      std::vector<ValueId>& wanted = first[static_cast<size_t>(vertex)];
+      FirstRun& run = first[static_cast<size_t>(vertex)];
+      std::vector<ValueId> for_order;
       for (const ValueId id : op.outputs) {
         uint8_t& read = reads[index(id)];
         const bool taken = (read & kReadInForward) != 0 || ((read & kRead) != 0 && stays(vertex, id));
-        if (taken || !op.recompute) wanted.push_back(id);
+        if (taken || !op.recompute) {
+          run.wanted.push_back(id);
+        } else if ((read & kReadForOrder) != 0) {
+          for_order.push_back(id);
+        }
         read = 0;
       }
+      run.is_for_order = run.wanted.empty();
+      run.wanted.insert(run.wanted.end(), for_order.begin(), for_order.end());
+      if (run.wanted.empty() && is_needed(forward_.base[i])) run.wanted.push_back(op.outputs.front());
       for (const ValueId id : op.inputs) reads[index(id)] |= kRead;
-      if (wanted.empty()) continue;
-      for (const ValueId id : graph_.op(first_run(vertex, wanted)).inputs) reads[index(id)] |= kReadInForward;
+      if (run.wanted.empty()) continue;
+      for (const ValueId id : graph_.op(first_run(vertex, run.wanted)).inputs)
+        reads[index(id)] |= run.is_for_order ? kReadForOrder : kReadInForward;
     }
     return first;
   }
@@ -110,6 +138,14 @@ class Runner {
   void run(OpId id) {
     runs_.push_back(id);
     for (const ValueId output : graph_.op(id).outputs) available_[index(output)] = 1;
+  }
+
+  void run_waiting() {
+    for (const int vertex : waiting_) {
+      runs_.push_back(first_run(vertex, first_[static_cast<size_t>(vertex)].wanted));
+      is_waiting_[static_cast<size_t>(vertex)] = 0;
+    }
+    waiting_.clear();
   }
 
   /// The last vertex before `limit` that makes the value.
@@ -151,6 +187,7 @@ class Runner {
         if (available_[index(id)] == 0) want(id, maker_before(id, vertex));
       }
     }
+    add_waiting();
     std::ranges::sort(batch_);
     std::vector<ValueId> outputs;
     for (const int vertex : batch_) {
@@ -159,8 +196,21 @@ class Runner {
       for (const ValueId id : graph_.op(op).outputs) {
         if (wanted_[index(id)] != 0) outputs.push_back(id);
       }
-      run(leanest_producer(graph_, op, outputs));
+      const bool is_for_order = outputs.empty();
+      if (is_waiting_[static_cast<size_t>(vertex)] != 0) {
+        is_waiting_[static_cast<size_t>(vertex)] = 0;
+        for (const ValueId id : first_[static_cast<size_t>(vertex)].wanted) {
+          if (wanted_[index(id)] == 0) outputs.push_back(id);
+        }
+      }
+      const OpId chosen = leanest_producer(graph_, op, outputs);
+      if (is_for_order) {
+        runs_.push_back(chosen);
+      } else {
+        run(chosen);
+      }
     }
+    std::erase_if(waiting_, [&](int vertex) { return is_waiting_[static_cast<size_t>(vertex)] == 0; });
     for (const int vertex : batch_) {
       selected_[static_cast<size_t>(vertex)] = 0;
       for (const ValueId id : graph_.op(forward_.vertex(vertex).op).outputs) wanted_[index(id)] = 0;
@@ -168,9 +218,19 @@ class Runner {
     for (const int segment : pulled) pulled_[static_cast<size_t>(segment)] = 0;
   }
 
+  /// Adds to the batch what waits and is listed before something in it that waits too.
+  void add_waiting() {
+    const auto is_selected = [&](int vertex) { return selected_[static_cast<size_t>(vertex)] != 0; };
+    const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), is_selected);
+    std::for_each(last, waiting_.rend(), [&](int vertex) {
+      if (!is_selected(vertex)) batch_.push_back(vertex);
+    });
+  }
+
   const Graph& graph_;
   const ForwardGraph& forward_;
   const Segments& segments_;
+  NeededGroups groups_;
   std::vector<int> last_backward_read_;    // by value: position in base order
   std::vector<std::vector<int>> makers_;   // by value: vertices, ascending
   std::vector<std::vector<int>> members_;  // by segment: vertices, ascending
@@ -178,7 +238,10 @@ class Runner {
   std::vector<uint8_t> wanted_;            // by value, while making again
   std::vector<uint8_t> selected_;          // by vertex, while making again: it is in batch_
   std::vector<uint8_t> pulled_;            // by segment, while making again
+  std::vector<uint8_t> is_waiting_;        // by vertex: it is in waiting_
   std::vector<int> batch_;
+  std::vector<FirstRun> first_;  // by vertex
+  std::vector<int> waiting_;     // vertices, ascending, whose first runs are for the order and have not come yet
   std::vector<OpId> runs_;
 };
 

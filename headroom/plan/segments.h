@@ -23,7 +23,9 @@ Segments connected_segments(const ForwardGraph& forward, const std::vector<int>&
 /// The choice as a sequence of runs, first runs in base order. Where what other segments read is kept,
 /// no forward op runs more than twice.
 ///
-/// Forward runs what forward ops, kept vertices, the last segment and the step's outputs need; where less than all that
+/// Forward runs what forward ops, kept vertices, the last segment and the step's outputs need. What else every schedule
+/// must run (bound.h) runs when the next such op listed after it does, so that first runs keep the base order, unless
+/// backward has needed it before. Where less than all that
 /// the op of plain training makes is wanted, by leanest_producer(). Then every value is given up that is not kept, not
 /// in the last segment, not an output of the step and not made by an op that may not run again. Where a backward op
 /// reads a value that was given up (or not made yet), all of the value's segment that this op or later backward ops

@@ -164,7 +164,10 @@ def compile(  # noqa: A001
 
 @dataclass
 class MemoryPlan:
-    """A plan of one step of a model. Bytes are of the whole device."""
+    """A plan of one step of a model. Bytes are of the whole device.
+
+    What `status` and `lower_bound_ns` say is proved is proved among schedules that keep the base order of first runs.
+    """
 
     status: str
     planner: str

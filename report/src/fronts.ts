@@ -241,7 +241,7 @@ export class FrontsChart {
     byId("fronts-legend").replaceChildren(
       still("dot", "predicted", kChosen),
       ...items,
-      still("dashed", "bound", "no plan is faster"),
+      still("dashed", "bound", "no plan in base order is faster"),
       ...(this.report.data.budget_bytes === null ? [] : [still("dashed", "budget", "budget")]),
     );
   }
@@ -253,8 +253,8 @@ export class FrontsChart {
     line.append(`: peak ${formatBytes(point.bytes)}, ${percent(point.bytes, data.store_all_peak_bytes)} of plain training; `);
     line.append(`time ${formatNs(point.ns)} (${change(point.ns, data.store_all_time_ns)})`);
     const bound = this.report.boundFor(point.bytes);
-    if (bound > 0 && point.ns <= bound) line.append("; no plan with this peak is faster");
-    else if (bound > 0) line.append(`; ${change(point.ns, bound)} above what no plan with this peak can beat, ${formatNs(bound)}`);
+    if (bound > 0 && point.ns <= bound) line.append("; no plan in base order with this peak is faster");
+    else if (bound > 0) line.append(`; ${change(point.ns, bound)} above what no plan in base order with this peak can beat, ${formatNs(bound)}`);
     if (this.chosen > 0) {
       const same = point.bytes === data.peak_bytes && point.ns === data.time_ns;
       const difference = `${change(point.bytes, data.peak_bytes)} memory, ${change(point.ns, data.time_ns)} time`;

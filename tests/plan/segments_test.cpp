@@ -77,8 +77,9 @@ TEST(Segments, WhatOnlyBackwardReadsWaitsForIt) {
   // 0 -> 1 -> 2 and 0 -> 3 with nothing forward after 3.
   const Graph graph(training_step(ForwardSpec{{1, 1, 1, 1}, {{0, 1}, {0, 3}, {1, 2}}, {}}));
   EXPECT_EQ(runs_of(graph, {{0, 1, 1, 2}, {1, 0, 0, 0}, 1}), "f0 f1 f2 f3 b3 b2 b1 b0");
-  // In the last segment it is recorded at once; kept it is made at once.
-  EXPECT_EQ(runs_of(graph, {{0, 1, 1, 2}, {1, 0, 0, 0}, 2}), "f0 f3 b3 f1 f2 b2 b1 b0");
+  // In the last segment it is recorded at once, after f1 and f2, which no one reads before: first runs keep the base
+  // order. Kept it is made at once.
+  EXPECT_EQ(runs_of(graph, {{0, 1, 1, 2}, {1, 0, 0, 0}, 2}), "f0 f1 f2 f3 b3 f1 f2 b2 b1 b0");
   EXPECT_EQ(runs_of(graph, {{0, 1, 1, 2}, {1, 0, 0, 1}, 1}), "f0 f1 f2 f3 b3 b2 b1 b0");
 }
 
