@@ -136,7 +136,7 @@ class RunSearch {
   std::vector<int32_t> edited_;
   std::vector<int64_t> added_;       ///< by position: kept in addition where runs go that prune() has chosen
   std::vector<int64_t> most_added_;  ///< by block of positions
-  std::vector<uint8_t> is_removed_;  ///< by op: one of those runs is of it
+  std::vector<uint8_t> is_removed_;  ///< by value: one of those runs makes it
   std::vector<uint8_t> evicted_;
   std::vector<uint8_t> relied_;
   std::vector<int32_t> open_;
