@@ -53,9 +53,13 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
 
 struct AutoFront {
   Front plans;
+  std::vector<Front> lower;      ///< fronts of lower efforts: what is between two of their plans counts too
+  std::vector<int64_t> targets;  ///< level_targets(): plans for these are made between neighbours as well
   /// From this budget on `exhaustive` has proved the front optimal, or that there is no plan; none: the largest number.
   int64_t exact_from_bytes = std::numeric_limits<int64_t>::max();
   bool limit_reached = false;  ///< of `exhaustive`, below that
+
+  int64_t smallest_bytes() const;
 };
 
 /// What plan_auto() picks from. `flat` is the problem's graph.
@@ -64,7 +68,10 @@ AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const P
 /// plan_auto()'s plan: plan_within(), or the front's own where that is proved optimal.
 std::optional<JudgedRuns> pick_within(const FlatGraph& flat, const AutoFront& front, int64_t budget_bytes);
 
-/// make_auto_front() without `exhaustive`.
+/// make_auto_front() without `exhaustive`: the fronts of all efforts up to the one that limits have, lowest first.
+std::vector<Front> search_fronts(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
+
+/// The last of search_fronts().
 Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
 
 /// make_auto_front() and pick_within() budgets evenly apart as points, smallest peak first.

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <limits>
 #include <optional>
+#include <span>
 #include <thread>
 
 #include "headroom/core/simulate.h"
@@ -68,21 +69,33 @@ class FrontBuilder {
     for (const OpId op : base_ops(flat.graph)) base_.push_back(static_cast<int32_t>(op));
   }
 
-  Front build(const std::vector<std::vector<int32_t>>& starts, bool are_polished) {
-    are_polished_ = are_polished;
+  std::vector<Front> build(const SearchStarts& starts) {
+    are_polished_ = starts.are_polished;
     search_.assign(base_);
     plain_ = search_.judged();
-    for (const std::vector<int32_t>& runs : starts) {
+    for (const std::vector<int32_t>& runs : starts.plans) {
       search_.assign(runs);
       starts_.push_back(search_.judged());
     }
-    if (are_polished) keep_polished();
+    for (const std::vector<int32_t>& runs : starts.coarse) {
+      search_.assign(runs);
+      coarse_.push_back(search_.judged());
+    }
+    if (are_polished_) keep_polished();
     make_levels();
     // With half as many levels what one finds takes longer to get around.
-    const int rounds = are_polished ? 0 : is_short() || is_long() ? 4 : std::ssize(base_) > kTriedRuns ? 3 : 8;
-    for (int round = 0; round < rounds; ++round) improve_all(round, work_of_round(rounds));
+    const int rounds = are_polished_ ? 0 : is_short() || is_long() ? 4 : std::ssize(base_) > kTriedRuns ? 3 : 8;
+    std::vector<Front> fronts;
+    for (int round = 0; round < rounds; ++round) {
+      improve_all(round, work_of_round(rounds));
+      if (round > 0 || is_tiny() || limits_.effort == Effort::kHigh) continue;
+      // What low effort has.
+      fronts.push_back(front(false));
+      if (limits_.effort == Effort::kLow) return fronts;
+    }
     if (is_tiny()) refine(rounds);
-    return front();
+    fronts.push_back(front(!are_polished_));
+    return fronts;
   }
 
  private:
@@ -102,7 +115,6 @@ class FrontBuilder {
   }
 
   int64_t work_per_run() const {
-    if (limits_.effort == Effort::kLow) return 1'000;
     if (limits_.effort == Effort::kHigh) return 100'000;
     return is_long() ? 3'000 : std::clamp<int64_t>(kPolishWork / std::max<int64_t>(std::ssize(base_), 1), 2'000, 8'000);
   }
@@ -223,10 +235,23 @@ class FrontBuilder {
     return plans;
   }
 
+  /// The best of the coarse starts that fit a target, without what it does not need.
+  std::optional<JudgedRuns> find_coarse(int64_t target_bytes) {
+    std::optional<JudgedRuns> best;
+    for (const JudgedRuns& plan : coarse_)
+      if (plan.peak_bytes <= target_bytes && (!best || is_better(plan, *best))) best = plan;
+    if (!best) return best;
+    search_.assign(best->runs);
+    search_.prune(target_bytes);
+    return search_.judged();
+  }
+
   bool add_level(int64_t target_bytes) {
     const MemoryBound bound = bounds_.within(target_bytes, is_short() ? 3 : 1);
     if (!bound.is_feasible) return false;
     std::vector<JudgedRuns> plans = find_starts(target_bytes, bound);
+    if (std::optional<JudgedRuns> plan = find_coarse(target_bytes); plan && (plans.empty() || is_better(*plan, plans[0])))
+      plans.insert(plans.begin(), std::move(*plan));
     const bool found = !plans.empty();
     if (found) levels_.push_back({target_bytes, bound.time_ns, std::move(plans)});
     return found;
@@ -395,13 +420,14 @@ class FrontBuilder {
     return plans;
   }
 
-  Front front() {
+  Front front(bool with_plans_between) const {
     std::vector<JudgedRuns> all = starts_;
+    std::ranges::copy(coarse_, std::back_inserter(all));
     all.push_back(plain_);
     std::vector<std::vector<JudgedRuns>> between(levels_.size());
-    if (!are_polished_) for_each_level([&](RunSearch& search, size_t k) { between[k] = plans_between(search, k); });
+    if (with_plans_between) for_each_level([&](RunSearch& search, size_t k) { between[k] = plans_between(search, k); });
     for (std::vector<JudgedRuns>& plans : between) std::ranges::move(plans, std::back_inserter(all));
-    for (Level& level : levels_) all.push_back(std::move(level.plans.front()));
+    for (const Level& level : levels_) all.push_back(level.best());
     return undominated(std::move(all));
   }
 
@@ -415,6 +441,7 @@ class FrontBuilder {
   int32_t runs_per_move_ = DescentOptions{}.runs_per_move;
   bool are_polished_ = false;  ///< the starts
   std::vector<JudgedRuns> starts_;
+  std::vector<JudgedRuns> coarse_;
   std::vector<Level> levels_;
 };
 
@@ -457,52 +484,91 @@ Front undominated(std::vector<JudgedRuns> plans) {
   return front;
 }
 
-std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes) {
+namespace {
+
+/// Makes plans between two neighbours of a front by bisection.
+class Bisection {
+ public:
+  Bisection(const FlatGraph& flat, const Front& front, const JudgedRuns& lowest)
+      : search_(flat), few_runs_(std::ssize(front.back().runs) + kFewReruns), least_bytes_(lowest.peak_bytes) {}
+
+  /// Adds to `found` a plan for each of some ascending budgets, which are at least lower's peak and below upper's.
+  /// `lower` is the plan for all budgets from its peak to `least_bytes`.
+  void find(const JudgedRuns& lower, int64_t least_bytes, const JudgedRuns& upper, int depth,
+            std::span<const int64_t> budgets, std::vector<JudgedRuns>& found) {
+    const int64_t target_bytes = least_bytes + (upper.peak_bytes - least_bytes) / 2;
+    const bool is_end = depth == kMostMiddles || target_bytes <= least_bytes;
+    const auto has_plan = [&](int64_t budget_bytes) { return is_end || budget_bytes <= lower.peak_bytes; };
+    const auto open = std::ranges::find_if_not(budgets, has_plan);
+    found.insert(found.end(), static_cast<size_t>(open - budgets.begin()), lower);
+    budgets = budgets.subspan(static_cast<size_t>(open - budgets.begin()));
+    if (budgets.empty()) return;
+    const JudgedRuns middle = make_middle(lower, target_bytes, upper);
+    const auto at_middle = std::ranges::lower_bound(budgets, middle.peak_bytes);
+    const auto above = std::ranges::lower_bound(budgets, std::max(target_bytes, middle.peak_bytes));
+    const auto part = [&](auto first, auto last) {
+      return budgets.subspan(static_cast<size_t>(first - budgets.begin()), static_cast<size_t>(last - first));
+    };
+    find(lower, least_bytes, middle, depth + 1, part(budgets.begin(), at_middle), found);
+    found.insert(found.end(), static_cast<size_t>(above - at_middle), middle);
+    find(middle, target_bytes, upper, depth + 1, part(above, budgets.end()), found);
+  }
+
+ private:
+  /// The better of `lower`, without what need not run again within a target, and `upper` brought down to it; one that is
+  /// faster than `upper` is not taken, nor one below all budgets in between, at which it would not be found.
+  JudgedRuns make_middle(const JudgedRuns& lower, int64_t target_bytes, const JudgedRuns& upper) {
+    JudgedRuns middle = lower;
+    const auto keep_better = [&] {
+      search_.prune(target_bytes);
+      JudgedRuns found = search_.judged();
+      if (is_better(found, middle) && found.time_ns >= upper.time_ns && found.peak_bytes > least_bytes_)
+        middle = std::move(found);
+    };
+    search_.assign(lower.runs);
+    keep_better();
+    search_.assign(upper.runs);
+    if (search_.descend(target_bytes, {.most_ns = slightly_more(middle.time_ns)})) keep_better();
+    // Few reruns: which ones makes much of a difference, and tries are quick.
+    const bool has_few = std::ssize(middle.runs) <= few_runs_;
+    search_.seed(static_cast<uint64_t>(target_bytes));
+    for (int k = 0; has_few && k < kMiddleTries; ++k) {
+      search_.assign(middle.runs);
+      search_.remember();
+      if (!search_.ruin(1 + static_cast<int>(search_.random(kMostRuined)))) break;
+      const size_t most_insertions = kMostInsertions[search_.random(kMostInsertions.size())];
+      if (search_.descend(target_bytes, {most_insertions, kNoise, false, slightly_more(middle.time_ns)})) keep_better();
+    }
+    return middle;
+  }
+
+  RunSearch search_;
+  int64_t few_runs_;
+  int64_t least_bytes_;
+};
+
+}  // namespace
+
+std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes,
+                                      std::span<const int64_t> targets) {
   const auto above =
       std::ranges::partition_point(front, [&](const JudgedRuns& plan) { return plan.peak_bytes <= budget_bytes; });
   if (above == front.begin()) return std::nullopt;
-  JudgedRuns lower = *std::prev(above);
-  if (above == front.end()) return lower;
-  JudgedRuns upper = *above;
-  RunSearch search(flat);
-  int64_t least_bytes = lower.peak_bytes;  // what `lower` is for
-  for (int i = 0; i < kMostMiddles && lower.peak_bytes < budget_bytes; ++i) {
-    const int64_t target_bytes = least_bytes + (upper.peak_bytes - least_bytes) / 2;
-    if (target_bytes <= least_bytes) break;
-    JudgedRuns middle = lower;
-    const auto keep_better = [&] {
-      search.prune(target_bytes);
-      JudgedRuns found = search.judged();
-      if (is_better(found, middle) && found.time_ns >= upper.time_ns) middle = std::move(found);
-    };
-    search.assign(lower.runs);
-    keep_better();
-    search.assign(upper.runs);
-    if (search.descend(target_bytes, {.most_ns = slightly_more(middle.time_ns)})) keep_better();
-    // Few reruns: which ones makes much of a difference, and tries are quick.
-    const bool has_few = std::ssize(middle.runs) <= std::ssize(front.back().runs) + kFewReruns;
-    search.seed(static_cast<uint64_t>(target_bytes));
-    for (int k = 0; has_few && k < kMiddleTries; ++k) {
-      search.assign(middle.runs);
-      search.remember();
-      if (!search.ruin(1 + static_cast<int>(search.random(kMostRuined)))) break;
-      const size_t most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
-      if (search.descend(target_bytes, {most_insertions, kNoise, false, slightly_more(middle.time_ns)})) keep_better();
-    }
-    if (middle.peak_bytes > budget_bytes) {
-      upper = std::move(middle);
-    } else {
-      lower = std::move(middle);
-      if (budget_bytes < target_bytes) break;  // that is the plan up to the target
-      least_bytes = target_bytes;
-    }
-  }
-  return lower;
+  const JudgedRuns& lower = *std::prev(above);
+  if (above == front.end() || budget_bytes == lower.peak_bytes) return lower;
+  std::vector<int64_t> budgets{budget_bytes};
+  std::ranges::copy_if(targets, std::back_inserter(budgets), [&](int64_t target_bytes) {
+    return lower.peak_bytes < target_bytes && target_bytes < above->peak_bytes;
+  });
+  std::ranges::sort(budgets);
+  std::vector<JudgedRuns> found{lower};
+  Bisection(flat, front, lower).find(lower, lower.peak_bytes, *above, 0, budgets, found);
+  std::erase_if(found, [&](const JudgedRuns& plan) { return plan.peak_bytes > budget_bytes; });
+  return *std::ranges::min_element(found, is_better);
 }
 
-Front search_front(const FlatGraph& flat, const std::vector<std::vector<int32_t>>& starts, bool are_polished,
-                   const PlanLimits& limits) {
-  return FrontBuilder(flat, limits).build(starts, are_polished);
+std::vector<Front> search_fronts(const FlatGraph& flat, const SearchStarts& starts, const PlanLimits& limits) {
+  return FrontBuilder(flat, limits).build(starts);
 }
 
 }  // namespace headroom
