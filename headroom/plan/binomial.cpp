@@ -10,6 +10,9 @@ namespace headroom {
 namespace {
 
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+constexpr int kLong = 10'000;   ///< stages, from which on a plan takes long to make
+constexpr int kFinePart = 64;   ///< numbers of states that are tried are such a part of them apart
+constexpr int kCoarsePart = 8;  ///< on longer chains, far from the best
 
 /// C(s+r, s), or kMost where it comes near that; 0 for negative r or s.
 int64_t beta(int64_t s, int64_t r) {
@@ -104,20 +107,30 @@ PlanResult plan_binomial(const Chain& chain, const PlanRequest& request, const B
   result.status = PlanStatus::kInfeasible;
   int64_t best_time_ns = kMost;
   int64_t best_peak_bytes = kMost;
+  int best_states = 0;
   result.smallest_budget_bytes = kMost;
-  for (int states = 1; states <= length; states += std::max(1, states / 64)) {
-    if (too_long(states)) continue;
+  const auto try_states = [&](int states) {
+    if (too_long(states)) return;
     Schedule schedule = schedule_with(chain, states);
     const Simulation simulation = simulate(graph, schedule);
     result.smallest_budget_bytes = std::min(result.smallest_budget_bytes, simulation.peak_bytes);
-    if (request.budget_bytes && simulation.peak_bytes > *request.budget_bytes) continue;
+    if (request.budget_bytes && simulation.peak_bytes > *request.budget_bytes) return;
     const int64_t time_ns = request.budget_bytes ? simulation.time_ns : 0;
-    if (std::pair(time_ns, simulation.peak_bytes) >= std::pair(best_time_ns, best_peak_bytes)) continue;
+    if (std::pair(time_ns, simulation.peak_bytes) >= std::pair(best_time_ns, best_peak_bytes)) return;
     best_time_ns = time_ns;
     best_peak_bytes = simulation.peak_bytes;
+    best_states = states;
     result.status = PlanStatus::kFeasible;
     result.schedule = std::move(schedule);
-  }
+  };
+  const auto next = [](int states, int part) { return states + std::max(1, states / part); };
+  const int part = length <= kLong ? kFinePart : kCoarsePart;
+  for (int states = 1; states <= length; states = next(states, part)) try_states(states);
+  if (part == kFinePart || best_states == 0) return result;
+  // Very long ones a coarser range, and then a finer one on both sides of the best.
+  const int last = std::min(length, next(best_states, part) - 1);
+  for (int states = best_states - best_states / kCoarsePart + 1; states <= last; states = next(states, kFinePart))
+    try_states(states);
   return result;
 }
 
