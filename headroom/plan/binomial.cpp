@@ -10,7 +10,8 @@ namespace headroom {
 namespace {
 
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-constexpr int kLong = 10'000;   ///< stages, from which on a plan takes long to make
+constexpr int kLong = 10'000;  ///< stages, from which on a plan takes long to make
+constexpr int64_t kMostForwardsIfLong = 10'000'000;
 constexpr int kFinePart = 64;   ///< numbers of states that are tried are such a part of them apart
 constexpr int kCoarsePart = 8;  ///< on longer chains, far from the best
 
@@ -87,13 +88,10 @@ PlanResult plan_binomial(const Chain& chain, const PlanRequest& request, const B
   if (options.checkpoints && *options.checkpoints < 1)
     throw InvalidInput("binomial: the number of checkpoints must be at least 1 (the input is one), found " +
                        std::to_string(*options.checkpoints));
-  const auto too_long = [&](int64_t states) {
-    return binomial_forwards(length, states) > BinomialOptions::kMostForwards;
-  };
   PlanResult result;
   if (options.checkpoints) {
     const int states = std::min(*options.checkpoints, length);
-    if (too_long(states))
+    if (binomial_forwards(length, states) > BinomialOptions::kMostForwards)
       throw NotApplicable("binomial: " + std::to_string(states) + " checkpoints for " + std::to_string(length) +
                           " stages need more than " + std::to_string(BinomialOptions::kMostForwards) +
                           " forwards; give it more checkpoints");
@@ -109,8 +107,9 @@ PlanResult plan_binomial(const Chain& chain, const PlanRequest& request, const B
   int64_t best_peak_bytes = kMost;
   int best_states = 0;
   result.smallest_budget_bytes = kMost;
+  const int64_t most_forwards = length <= kLong ? BinomialOptions::kMostForwards : kMostForwardsIfLong;
   const auto try_states = [&](int states) {
-    if (too_long(states)) return;
+    if (binomial_forwards(length, states) > most_forwards) return;
     Schedule schedule = schedule_with(chain, states);
     const Simulation simulation = simulate(graph, schedule);
     result.smallest_budget_bytes = std::min(result.smallest_budget_bytes, simulation.peak_bytes);

@@ -15,7 +15,8 @@ namespace headroom {
 ///
 /// Sizes are ignored by the choice, not by the simulator. Without s: the s with the least time among those whose plan
 /// fits the budget, or without a budget the least simulated peak; kInfeasible where none fits, with the least peak
-/// found. O(schedule) for one s. Throws InvalidInput for s < 1, and NotApplicable for schedules of more than
+/// found. Of chains of more than 10,000 stages not all s are tried, and none of more than 10,000,000 forwards.
+/// O(schedule) for one s. Throws InvalidInput for s < 1, and NotApplicable for schedules of more than
 /// kMostForwards forwards.
 struct BinomialOptions {
   std::optional<int> checkpoints;
