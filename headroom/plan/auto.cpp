@@ -188,6 +188,22 @@ AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const P
   return front;
 }
 
+namespace {
+
+/// Whether two fronts have the same plans on both sides of a budget, and so the same plan for it.
+bool are_same_around(const Front& one, const Front& other, int64_t budget_bytes) {
+  const auto is_same = [](const JudgedRuns& a, const JudgedRuns& b) { return a.runs == b.runs; };
+  const auto below = find_within(one, budget_bytes);
+  const auto other_below = find_within(other, budget_bytes);
+  if (below == one.end() || other_below == other.end() || !is_same(*below, *other_below)) return false;
+  const auto above = std::next(below);
+  const auto other_above = std::next(other_below);
+  if (above == one.end() || other_above == other.end()) return above == one.end() && other_above == other.end();
+  return is_same(*above, *other_above);
+}
+
+}  // namespace
+
 std::optional<JudgedRuns> pick_within(const FlatGraph& flat, const AutoFront& front, int64_t budget_bytes) {
   if (budget_bytes >= front.exact_from_bytes) {
     const auto within = find_within(front.plans, budget_bytes);
@@ -195,6 +211,7 @@ std::optional<JudgedRuns> pick_within(const FlatGraph& flat, const AutoFront& fr
   }
   std::optional<JudgedRuns> best = plan_within(flat, front.plans, budget_bytes, front.targets);
   for (const Front& lower : front.lower) {
+    if (are_same_around(lower, front.plans, budget_bytes)) continue;
     std::optional<JudgedRuns> plan = plan_within(flat, lower, budget_bytes, front.targets);
     if (plan && (!best || plan->time_ns < best->time_ns)) best = std::move(plan);
   }

@@ -53,8 +53,10 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
 
 struct AutoFront {
   Front plans;
-  std::vector<Front> lower;      ///< fronts of lower efforts: what is between two of their plans counts too
-  std::vector<int64_t> targets;  ///< level_targets(): plans for these are made between neighbours as well
+  /// Fronts of lower efforts and earlier steps: what is between two of their plans counts too.
+  std::vector<Front> lower = {};
+  /// level_targets(): plans for these are made between neighbours as well.
+  std::vector<int64_t> targets = {};
   /// From this budget on `exhaustive` has proved the front optimal, or that there is no plan; none: the largest number.
   int64_t exact_from_bytes = std::numeric_limits<int64_t>::max();
   bool limit_reached = false;  ///< of `exhaustive`, below that
@@ -68,7 +70,8 @@ AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const P
 /// plan_auto()'s plan: plan_within(), or the front's own where that is proved optimal.
 std::optional<JudgedRuns> pick_within(const FlatGraph& flat, const AutoFront& front, int64_t budget_bytes);
 
-/// make_auto_front() without `exhaustive`: the fronts of all efforts up to the one that limits have, lowest first.
+/// make_auto_front() without `exhaustive`: the fronts of all efforts up to the one that limits have, lowest
+/// first, as the other search_fronts() has them.
 std::vector<Front> search_fronts(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
 
 /// The last of search_fronts().

@@ -35,6 +35,9 @@ constexpr int64_t kVeryManyRuns = 1000;
 constexpr int64_t kStartWork = 700'000;    ///< of one start, divided among its runs
 constexpr int64_t kPolishWork = 800'000;   ///< of all levels at normal effort, divided among the runs
 constexpr int kMostAttempts = 40;          ///< at a level that does not come by itself
+constexpr int64_t kLowestPart = 50;        ///< a level is so small a part above the smallest peak
+constexpr int64_t kLowestShare = 6;        ///< which has a work of its own, so small a part of that of all others
+constexpr int kLowestRounds = 2;           ///< in so many rounds
 constexpr int kMostRuined = 12;            ///< reruns at a time
 constexpr int64_t kClose = 10000;          ///< a part of the time that is not worth more work
 constexpr int64_t kCloseIfPolished = 100;  ///< the same for starts that had their work elsewhere
@@ -176,6 +179,10 @@ class FrontBuilder {
     }
     if (is_tiny()) refine(rounds);
     fronts.push_back(front(!are_polished_));
+    if (are_polished_ || is_tiny() || levels_.empty() || std::ssize(base_) > kTriedRuns) return fronts;
+    std::vector<JudgedRuns> plans = fronts.back();
+    plans.push_back(polish_lowest(rounds));
+    fronts.push_back(undominated(std::move(plans)));
     return fronts;
   }
 
@@ -437,6 +444,24 @@ class FrontBuilder {
       levels_[k].is_faster = improved[k].front().time_ns < levels_[k].best().time_ns;
       levels_[k].plans = std::move(improved[k]);
     }
+  }
+
+  /// A level just above the smallest peak, where a little memory saves the most time, and work for it alone.
+  JudgedRuns polish_lowest(int round) {
+    const int64_t least_bytes = levels_.back().best().peak_bytes;
+    const int64_t target_bytes = least_bytes + least_bytes / kLowestPart;
+    const auto below = std::ranges::find_if(levels_, [&](const Level& l) { return l.target_bytes < target_bytes; });
+    Level level{target_bytes, bounds_.within(target_bytes).time_ns, {levels_.back().best()}};
+    for (const Level& other : levels_)
+      if (other.best().peak_bytes <= target_bytes && is_better(other.best(), level.best()))
+        level.plans = {other.best()};
+    for (const JudgedRuns& start : starts_)
+      if (start.peak_bytes <= target_bytes && is_better(start, level.best())) level.plans = {start};
+    const auto k = static_cast<size_t>(below - levels_.begin());
+    levels_.insert(below, std::move(level));
+    const int64_t work = work_per_run() * std::ssize(base_) / kLowestShare;
+    for (int i = 0; i < kLowestRounds; ++i) levels_[k].plans = improve(search_, k, round + i, work / kLowestRounds);
+    return levels_[k].best();
   }
 
   /// Every plan is a level: what is sought is a faster one below the peak of the next. Then as low as it goes.

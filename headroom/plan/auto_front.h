@@ -42,7 +42,7 @@ struct SearchStarts {
 };
 
 /// Plans for all budgets, by the search that plan_auto() describes: its front, the last, and those that it had at lower
-/// efforts. At high effort there is none of these.
+/// efforts and before its last step. Plans between neighbours of each count, so that no step makes a budget worse.
 std::vector<Front> search_fronts(const FlatGraph& flat, const SearchStarts& starts, const PlanLimits& limits);
 
 }  // namespace headroom
