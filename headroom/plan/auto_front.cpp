@@ -179,7 +179,7 @@ class FrontBuilder {
     }
     if (is_tiny()) refine(rounds);
     fronts.push_back(front(!are_polished_));
-    if (are_polished_ || is_tiny() || levels_.empty() || std::ssize(base_) > kTriedRuns) return fronts;
+    if (are_polished_ || is_tiny() || !is_short() || levels_.empty()) return fronts;
     std::vector<JudgedRuns> plans = fronts.back();
     plans.push_back(polish_lowest(rounds));
     fronts.push_back(undominated(std::move(plans)));
