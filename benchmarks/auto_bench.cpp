@@ -2,6 +2,7 @@
 //
 //     build/benchmarks/auto_bench [--effort low|normal|high] [--random N] [FOLDER_OR_FILE...]   (default: examples)
 //     build/benchmarks/auto_bench --optimum N [--effort low|normal|high]               (default: high)
+//     build/benchmarks/auto_bench --near N
 //     build/benchmarks/auto_bench --time [--effort low|normal|high] [FOLDER_OR_FILE...]
 //
 // For each file and budget: the extra time of `auto` over plain training, the best of the others, what no plan is
@@ -14,6 +15,9 @@
 // --optimum: N seeded random graphs and N chains that `exhaustive` takes, at three budgets each from the smallest to
 // plain training: the share in which `auto` has the optimum, and in which the search alone has it, which `auto` is
 // only above a number of values. Exits with 1 where the share of `auto` is below 99 %, or a bound above the optimum.
+//
+// --near: N seeded random graphs of some tens to two hundred ops, at 1.02 times the smallest budget of normal effort:
+// the mean extra time of every effort, and of the bound. Exits with 1 where a higher effort is slower than a lower one.
 //
 // --time: processor time to plan within 0.6 of plain training's peak on one thread, the least of five, and that for each
 // op, to see how it grows with the number of equal blocks.
@@ -329,12 +333,55 @@ int bench_optimum(int count, Effort effort) {
   return is_good ? 0 : 1;
 }
 
+/// A training step of `forward_ops` layers with skips, and sizes and times of a wide range.
+Graph medium_graph(uint64_t seed) {
+  testing::Random random(seed);
+  const int forward_ops = static_cast<int>(random.number(20, 100));
+  return Graph(testing::random_graph(random, {.forward_ops = forward_ops, .most_bytes = 100, .special = false}));
+}
+
+int bench_near(int count) {
+  constexpr Effort kEfforts[] = {Effort::kLow, Effort::kNormal, Effort::kHigh};
+  std::vector<double> sums(std::size(kEfforts), 0);
+  double bound_sum = 0;
+  int slower = 0;
+  for (int seed = 1; seed <= count; ++seed) {
+    const Problem problem = make_problem(medium_graph(static_cast<uint64_t>(seed)));
+    const FlatGraph flat(problem.graph);
+    std::vector<AutoFront> fronts;
+    for (const Effort effort : kEfforts)
+      fronts.push_back(make_auto_front(problem, flat, {.effort = effort, .threads = 1}));
+    const int64_t smallest_bytes = fronts[1].smallest_bytes();
+    const int64_t budget_bytes = smallest_bytes + smallest_bytes / 50;
+    const auto base_ns = static_cast<double>(problem.base_time_ns);
+    std::printf("%2d, %3zu ops:", seed, problem.graph.ops().size());
+    int64_t last_ns = std::numeric_limits<int64_t>::max();
+    for (size_t i = 0; i < fronts.size(); ++i) {
+      const std::optional<JudgedRuns> plan = pick_within(flat, fronts[i], budget_bytes);
+      const int64_t time_ns = plan ? plan->time_ns : std::numeric_limits<int64_t>::max();
+      // No plan counts as three times the time.
+      sums[i] += plan ? static_cast<double>(time_ns) / base_ns - 1 : 2;
+      slower += time_ns > last_ns ? 1 : 0;
+      last_ns = time_ns;
+      std::printf(" %s", plan ? percent(time_ns, problem.base_time_ns).c_str() : "none");
+    }
+    const int64_t bound_ns = memory_bound(problem.graph, budget_bytes).time_ns;
+    bound_sum += static_cast<double>(bound_ns) / base_ns - 1;
+    std::printf(", bound %s\n", percent(bound_ns, problem.base_time_ns).c_str());
+    std::fflush(stdout);
+  }
+  std::printf("mean: low +%.2f %%, normal +%.2f %%, high +%.2f %%, bound +%.2f %%; slower at a higher effort in %d\n",
+              100 * sums[0] / count, 100 * sums[1] / count, 100 * sums[2] / count, 100 * bound_sum / count, slower);
+  return slower == 0 ? 0 : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::vector<std::string> inputs;
   std::optional<Effort> effort;
   int optimum = 0;
+  int near = 0;
   int random_budgets = 20;
   bool only_time = false;
   for (int i = 1; i < argc; ++i) {
@@ -344,6 +391,8 @@ int main(int argc, char** argv) {
       effort = name == "low" ? Effort::kLow : name == "high" ? Effort::kHigh : Effort::kNormal;
     } else if (word == "--optimum" && i + 1 < argc) {
       optimum = std::atoi(argv[++i]);
+    } else if (word == "--near" && i + 1 < argc) {
+      near = std::atoi(argv[++i]);
     } else if (word == "--random" && i + 1 < argc) {
       random_budgets = std::atoi(argv[++i]);
     } else if (word == "--time") {
@@ -353,6 +402,7 @@ int main(int argc, char** argv) {
     }
   }
   if (optimum > 0) return bench_optimum(optimum, effort.value_or(Effort::kHigh));
+  if (near > 0) return bench_near(near);
   if (inputs.empty()) inputs.emplace_back("examples");
   if (only_time) {
     std::printf(

@@ -44,8 +44,10 @@ std::vector<int32_t> runs_of(const Schedule& schedule) {
 }
 
 /// The plans of a graph with fewer of its equal blocks, and mixtures of neighbours, as runs of the whole graph.
-std::vector<std::vector<int32_t>> unfolded_plans(const Folding& folding, const PlanLimits& limits) {
+std::vector<std::vector<int32_t>> unfolded_plans(const Folding& folding, PlanLimits limits) {
   const Problem few(folding.graph);
+  // Few blocks take little time: low effort has all that normal effort has.
+  limits.effort = Effort::kNormal;
   const Front front = search_front(few, FlatGraph(few.graph), limits);
   std::vector<std::vector<int32_t>> plans;
   for (size_t i = 0; i + 1 < front.size(); ++i)
@@ -78,19 +80,32 @@ std::vector<Schedule> chain_plans(const Problem& problem, const PlanLimits& limi
 
 }  // namespace
 
-Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
+std::vector<Front> search_fronts(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
   const bool is_high = limits.effort == Effort::kHigh;
+  std::vector<Front> fronts;
+  SearchStarts starts;
+  if (is_high) {
+    PlanLimits normal = limits;
+    normal.effort = Effort::kNormal;
+    fronts = search_fronts(problem, flat, normal);
+    for (const JudgedRuns& plan : fronts.back()) starts.plans.push_back(plan.runs);
+  }
   const bool may_fold = !is_high && std::ssize(problem.graph.ops()) >= kManyOps;
   const std::optional<Folding> folding = may_fold ? fold(problem.graph, kFoldedBlocks, kManyBlocks) : std::nullopt;
   std::vector<Schedule> plans = chain_plans(problem, limits);
-  if (std::ssize(problem.graph.ops()) <= (is_high ? kFewOpsAtHighEffort : kFewOps)) {
-    try {
-      std::ranges::move(lower_set_plans(problem.graph, limits), std::back_inserter(plans));
-    } catch (const NotApplicable&) {
-      // The other starts do.
-    } catch (const TooLarge&) {
-      // So they do here.
+  const bool has_few = std::ssize(problem.graph.ops()) <= (is_high ? kFewOpsAtHighEffort : kFewOps);
+  try {
+    std::vector<Schedule> found =
+        has_few ? lower_set_plans(problem.graph, limits) : coarse_lower_set_plans(problem.graph);
+    if (has_few) {
+      std::ranges::move(found, std::back_inserter(plans));
+    } else {
+      std::ranges::transform(found, std::back_inserter(starts.coarse), runs_of);
     }
+  } catch (const NotApplicable&) {
+    // The other starts do.
+  } catch (const TooLarge&) {
+    // So they do here.
   }
   // For the least memory.
   for (const char* name : {"division-tree", "peak-linear"}) {
@@ -101,10 +116,15 @@ Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimi
       continue;
     }
   }
-  std::vector<std::vector<int32_t>> starts;
-  if (folding) starts = unfolded_plans(*folding, limits);
-  std::ranges::transform(plans, std::back_inserter(starts), runs_of);
-  return search_front(flat, starts, folding.has_value(), limits);
+  if (folding) starts.plans = unfolded_plans(*folding, limits);
+  starts.are_polished = folding.has_value();
+  std::ranges::transform(plans, std::back_inserter(starts.plans), runs_of);
+  std::ranges::move(search_fronts(flat, starts, limits), std::back_inserter(fronts));
+  return fronts;
+}
+
+Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
+  return search_fronts(problem, flat, limits).back();
 }
 
 namespace {
@@ -164,15 +184,48 @@ AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const P
     if (front.exact_from_bytes == std::numeric_limits<int64_t>::min()) return front;
   }
   front = {};
-  front.plans = search_front(problem, flat, limits);
+  front.lower = search_fronts(problem, flat, limits);
+  front.plans = std::move(front.lower.back());
+  front.lower.pop_back();
+  front.targets = level_targets(problem.base_peak_bytes, 0);
   if (is_exact) make_exact(flat, limits.max_states, front);
   return front;
 }
 
+namespace {
+
+/// Whether two fronts have the same plans on both sides of a budget, and so the same plan for it.
+bool are_same_around(const Front& one, const Front& other, int64_t budget_bytes) {
+  const auto is_same = [](const JudgedRuns& a, const JudgedRuns& b) { return a.runs == b.runs; };
+  const auto below = find_within(one, budget_bytes);
+  const auto other_below = find_within(other, budget_bytes);
+  if (below == one.end() || other_below == other.end() || !is_same(*below, *other_below)) return false;
+  const auto above = std::next(below);
+  const auto other_above = std::next(other_below);
+  if (above == one.end() || other_above == other.end()) return above == one.end() && other_above == other.end();
+  return is_same(*above, *other_above);
+}
+
+}  // namespace
+
 std::optional<JudgedRuns> pick_within(const FlatGraph& flat, const AutoFront& front, int64_t budget_bytes) {
-  if (budget_bytes < front.exact_from_bytes) return plan_within(flat, front.plans, budget_bytes);
-  const auto within = find_within(front.plans, budget_bytes);
-  return within == front.plans.end() ? std::nullopt : std::optional(*within);
+  if (budget_bytes >= front.exact_from_bytes) {
+    const auto within = find_within(front.plans, budget_bytes);
+    return within == front.plans.end() ? std::nullopt : std::optional(*within);
+  }
+  std::optional<JudgedRuns> best = plan_within(flat, front.plans, budget_bytes, front.targets);
+  for (const Front& lower : front.lower) {
+    if (are_same_around(lower, front.plans, budget_bytes)) continue;
+    std::optional<JudgedRuns> plan = plan_within(flat, lower, budget_bytes, front.targets);
+    if (plan && (!best || plan->time_ns < best->time_ns)) best = std::move(plan);
+  }
+  return best;
+}
+
+int64_t AutoFront::smallest_bytes() const {
+  int64_t bytes = plans.front().peak_bytes;
+  for (const Front& front : lower) bytes = std::min(bytes, front.front().peak_bytes);
+  return bytes;
 }
 
 PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions&) {
@@ -182,7 +235,7 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
   const bool is_exact = budget_bytes >= front.exact_from_bytes;
   const PlanStatus open = front.limit_reached ? PlanStatus::kTimeout : PlanStatus::kNotFound;
   PlanResult result;
-  result.smallest_budget_bytes = front.plans.front().peak_bytes;
+  result.smallest_budget_bytes = front.smallest_bytes();
   const MemoryBound bound = memory_bound(problem.graph, budget_bytes);
   result.lower_bound_ns = bound.time_ns;
   const std::optional<JudgedRuns> within = pick_within(flat, front, budget_bytes);
@@ -203,7 +256,8 @@ std::vector<CurvePoint> auto_curve(const Problem& problem, const PlanLimits& lim
   const FlatGraph flat(problem.graph);
   const AutoFront front = make_auto_front(problem, flat, limits);
   std::vector<JudgedRuns> plans = front.plans;
-  for (const int64_t budget_bytes : level_targets(problem.base_peak_bytes, front.plans.front().peak_bytes))
+  for (const Front& lower : front.lower) std::ranges::copy(lower, std::back_inserter(plans));
+  for (const int64_t budget_bytes : level_targets(problem.base_peak_bytes, front.smallest_bytes()))
     plans.push_back(*pick_within(flat, front, budget_bytes));
   std::vector<CurvePoint> points;
   for (const JudgedRuns& plan : undominated(std::move(plans))) points.push_back({plan.peak_bytes, plan.time_ns});

@@ -17,13 +17,15 @@ namespace headroom {
 /// 1. *Levels.* Targets for the peak: every fortieth of plain training's (every twentieth for more than 200 runs), down
 ///    to where no plan is found; then by halves towards what the largest op needs at least.
 /// 2. *Starts.* For each level: the cut that memory_bound() finds around the hardest moment, carried out; plain
-///    training, and the plan of the level above, brought down to it (RunSearch::descend); the plans of least peak of
-///    `division-tree` and `peak-linear`, on chains one of `chain` for every time that its tables have, and on graphs of
-///    at most 200 ops (2,000 at high effort) all of `lower-sets`, where they fit. All of these are in the front too.
+///    training (with the fastest of several producers), and the plan of the level above, brought down to it
+///    (RunSearch::descend); the plans of least peak of `division-tree` and `peak-linear`, on chains one of `chain` for
+///    every time that its tables have, and on graphs of at most 200 ops (2,000 at high effort) all of `lower-sets`, where
+///    they fit; on larger ones plans of few lower sets where nothing else is as fast. All of these are in the front too.
 /// 3. *Polish.* For each level, by turns with its neighbours' plans: some reruns are taken away, the peak is brought
 ///    back below the target with other choices, what is not needed is taken away; the better of before and after stays.
 ///    On more than 200 runs levels whose plan is within a ten-thousandth of the bound are left as they are, but at high
 ///    effort.
+///    On at most 200 runs one more level, a fiftieth above the smallest peak, has some work of its own.
 /// 4. *Small graphs*, of at most 40 runs: every plan of the front becomes a level of its own, just below the peak of the
 ///    next, until nothing more is found; changes then add any runs anywhere too.
 /// 5. *In place.* Ops run over an input that dies there wherever they may: that is in all peaks above (Timeline).
@@ -32,7 +34,10 @@ namespace headroom {
 /// 7. *Deep networks*, of at least 1,000 ops and 32 equal blocks, but at high effort: 12 of the blocks stay (blocks.h), 1
 ///    to 6 are done for that graph, and its plans, and mixtures of neighbours, are those of the whole: every block does
 ///    as one of the 12. Where that is more than a hundredth above the bound, and below the least of them, 2 follows.
-/// 8. *Between* two plans of the front there are more, made on the way to a budget that is asked for (plan_within()).
+/// 8. *Between* two plans of the front there are more, made on the way to a budget that is asked for, and to the levels
+///    between the same two, which are points of the curve: plan_within().
+/// 9. *Effort.* Low effort stops after one round of 3; high effort does everything that normal effort does, and starts
+///    from its plans. What a lower effort finds at any budget, a higher one has too.
 ///
 /// Several runs of an op, keeping for part of the time and recomputing inside what is recomputed are all in its reach;
 /// first runs keep the base order (PlannerOptions::keep_order has no other choice yet). Not optimal among anything, but proved close by the bound, which is
@@ -54,9 +59,15 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
 
 struct AutoFront {
   Front plans;
+  /// Fronts of lower efforts and earlier steps: what is between two of their plans counts too.
+  std::vector<Front> lower = {};
+  /// level_targets(): plans for these are made between neighbours as well.
+  std::vector<int64_t> targets = {};
   /// From this budget on `exhaustive` has proved the front optimal, or that there is no plan; none: the largest number.
   int64_t exact_from_bytes = std::numeric_limits<int64_t>::max();
   bool limit_reached = false;  ///< of `exhaustive`, below that
+
+  int64_t smallest_bytes() const;
 };
 
 /// What plan_auto() picks from. `flat` is the problem's graph.
@@ -65,7 +76,11 @@ AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const P
 /// plan_auto()'s plan: plan_within(), or the front's own where that is proved optimal.
 std::optional<JudgedRuns> pick_within(const FlatGraph& flat, const AutoFront& front, int64_t budget_bytes);
 
-/// make_auto_front() without `exhaustive`.
+/// make_auto_front() without `exhaustive`: the fronts of all efforts up to the one that limits have, lowest
+/// first, as the other search_fronts() has them.
+std::vector<Front> search_fronts(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
+
+/// The last of search_fronts().
 Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
 
 /// make_auto_front() and pick_within() budgets evenly apart as points, smallest peak first.

@@ -6,6 +6,8 @@
 #include <iterator>
 #include <limits>
 #include <optional>
+#include <span>
+#include <utility>
 
 #include "headroom/core/simulate.h"
 #include "headroom/plan/bound.h"
@@ -34,6 +36,9 @@ constexpr int64_t kVeryManyRuns = 1000;
 constexpr int64_t kStartWork = 700'000;    ///< of one start, divided among its runs
 constexpr int64_t kPolishWork = 800'000;   ///< of all levels at normal effort, divided among the runs
 constexpr int kMostAttempts = 40;          ///< at a level that does not come by itself
+constexpr int64_t kLowestPart = 50;        ///< a level is so small a part above the smallest peak
+constexpr int64_t kLowestShare = 6;        ///< which has a work of its own, so small a part of that of all others
+constexpr int kLowestRounds = 2;           ///< in so many rounds
 constexpr int kMostRuined = 12;            ///< reruns at a time
 constexpr int64_t kClose = 10000;          ///< a part of the time that is not worth more work
 constexpr int64_t kCloseIfPolished = 100;  ///< the same for starts that had their work elsewhere
@@ -62,6 +67,79 @@ int64_t slightly_more(int64_t time_ns) {
   return __builtin_add_overflow(time_ns, time_ns / 50, &sum_ns) ? time_ns : sum_ns;
 }
 
+/// Plain training with faster producers where values have several: each is tried in the place of a slower one, and stays
+/// where all that the step then needs, at the places that the ops have in the base order, takes less time. Empty where
+/// there is none.
+class FasterBase {
+ public:
+  explicit FasterBase(const FlatGraph& flat) : flat_(flat), producer_(at(flat.value_count), -1) {
+    for (int32_t v = 0; v < flat.value_count; ++v)
+      if (!flat.producers(v).empty()) producer_[at(v)] = flat.producers(v).back();
+  }
+
+  std::vector<int32_t> find(const std::vector<int32_t>& base) {
+    std::vector<int32_t> best;
+    if (!flat_.has_alternatives) return best;
+    int64_t best_ns = time_of(base);
+    int64_t work = 0;
+    for (int32_t op = 0; op < flat_.op_count && work < kMostWork; ++op) {
+      const auto is_slower = [&](int32_t v) { return flat_.time_ns[at(producer_[at(v)])] > flat_.time_ns[at(op)]; };
+      if (!std::ranges::any_of(flat_.outputs(op), is_slower)) continue;
+      const std::vector<int32_t> before = producer_;
+      for (const int32_t v : flat_.outputs(op)) producer_[at(v)] = op;
+      std::vector<int32_t> runs = needed_runs();
+      work += flat_.op_count;
+      if (runs.empty() || time_of(runs) >= best_ns) {
+        producer_ = before;
+        continue;
+      }
+      best_ns = time_of(runs);
+      best = std::move(runs);
+    }
+    return best;
+  }
+
+ private:
+  static constexpr int64_t kMostWork = 10'000'000;  ///< ops looked at
+
+  int64_t time_of(const std::vector<int32_t>& runs) const {
+    int64_t sum_ns = 0;
+    for (const int32_t op : runs)
+      if (__builtin_add_overflow(sum_ns, flat_.time_ns[at(op)], &sum_ns)) return std::numeric_limits<int64_t>::max();
+    return sum_ns;
+  }
+
+  /// The ops that the step's outputs need by producer_, in the base order; empty where that is none for them.
+  std::vector<int32_t> needed_runs() const {
+    std::vector<uint8_t> is_needed(at(flat_.op_count), 0);
+    std::vector<int32_t> open;
+    const auto need = [&](int32_t v) {
+      const int32_t op = producer_[at(v)];
+      if (is_needed[at(op)] == 0) open.push_back(op);
+      is_needed[at(op)] = 1;
+    };
+    for (const ValueId id : flat_.graph.outputs())
+      if (!flat_.graph.value(id).resident) need(static_cast<int32_t>(id));
+    while (!open.empty()) {
+      const int32_t op = open.back();
+      open.pop_back();
+      for (const int32_t u : flat_.inputs(op)) need(u);
+    }
+    std::vector<int32_t> runs;
+    std::vector<uint8_t> is_made(at(flat_.value_count), 0);
+    for (int32_t op = 0; op < flat_.op_count; ++op) {
+      if (is_needed[at(op)] == 0) continue;
+      if (!std::ranges::all_of(flat_.inputs(op), [&](int32_t u) { return is_made[at(u)] != 0; })) return {};
+      for (const int32_t v : flat_.outputs(op)) is_made[at(v)] = 1;
+      runs.push_back(op);
+    }
+    return runs;
+  }
+
+  const FlatGraph& flat_;
+  std::vector<int32_t> producer_;  ///< by value; -1: resident
+};
+
 class FrontBuilder {
  public:
   FrontBuilder(const FlatGraph& flat, const PlanLimits& limits)
@@ -69,21 +147,44 @@ class FrontBuilder {
     for (const OpId op : base_ops(flat.graph)) base_.push_back(static_cast<int32_t>(op));
   }
 
-  Front build(const std::vector<std::vector<int32_t>>& starts, bool are_polished) {
-    are_polished_ = are_polished;
+  std::vector<Front> build(const SearchStarts& starts) {
+    are_polished_ = starts.are_polished;
     search_.assign(base_);
     plain_ = search_.judged();
-    for (const std::vector<int32_t>& runs : starts) {
+    if (std::vector<int32_t> faster = FasterBase(flat_).find(base_); !faster.empty()) {
+      starts_.push_back(std::exchange(plain_, {}));
+      base_ = std::move(faster);
+      search_.assign(base_);
+      plain_ = search_.judged();
+      starts_.push_back(plain_);
+    }
+    for (const std::vector<int32_t>& runs : starts.plans) {
       search_.assign(runs);
       starts_.push_back(search_.judged());
     }
-    if (are_polished) keep_polished();
+    for (const std::vector<int32_t>& runs : starts.coarse) {
+      search_.assign(runs);
+      coarse_.push_back(search_.judged());
+    }
+    if (are_polished_) keep_polished();
     make_levels();
     // With half as many levels what one finds takes longer to get around.
-    const int rounds = are_polished ? 0 : is_short() || is_long() ? 4 : std::ssize(base_) > kTriedRuns ? 3 : 8;
-    for (int round = 0; round < rounds; ++round) improve_all(round, work_of_round(rounds));
+    const int rounds = are_polished_ ? 0 : is_short() || is_long() ? 4 : std::ssize(base_) > kTriedRuns ? 3 : 8;
+    std::vector<Front> fronts;
+    for (int round = 0; round < rounds; ++round) {
+      improve_all(round, work_of_round(rounds));
+      if (round > 0 || is_tiny() || limits_.effort == Effort::kHigh) continue;
+      // What low effort has.
+      fronts.push_back(front(false));
+      if (limits_.effort == Effort::kLow) return fronts;
+    }
     if (is_tiny()) refine(rounds);
-    return front();
+    fronts.push_back(front(!are_polished_));
+    if (are_polished_ || is_tiny() || !is_short() || levels_.empty()) return fronts;
+    std::vector<JudgedRuns> plans = fronts.back();
+    plans.push_back(polish_lowest(rounds));
+    fronts.push_back(undominated(std::move(plans)));
+    return fronts;
   }
 
  private:
@@ -103,7 +204,6 @@ class FrontBuilder {
   }
 
   int64_t work_per_run() const {
-    if (limits_.effort == Effort::kLow) return 1'000;
     if (limits_.effort == Effort::kHigh) return 100'000;
     return is_long() ? 3'000 : std::clamp<int64_t>(kPolishWork / std::max<int64_t>(std::ssize(base_), 1), 2'000, 8'000);
   }
@@ -233,10 +333,24 @@ class FrontBuilder {
     return plans;
   }
 
+  /// The best of the coarse starts that fit a target, without what it does not need.
+  std::optional<JudgedRuns> find_coarse(int64_t target_bytes) {
+    std::optional<JudgedRuns> best;
+    for (const JudgedRuns& plan : coarse_)
+      if (plan.peak_bytes <= target_bytes && (!best || is_better(plan, *best))) best = plan;
+    if (!best) return best;
+    search_.assign(best->runs);
+    search_.prune(target_bytes);
+    return search_.judged();
+  }
+
   bool add_level(int64_t target_bytes) {
     const MemoryBound bound = bounds_.within(target_bytes, is_short() ? 3 : 1);
     if (!bound.is_feasible) return false;
     std::vector<JudgedRuns> plans = find_starts(target_bytes, bound);
+    if (std::optional<JudgedRuns> plan = find_coarse(target_bytes);
+        plan && (plans.empty() || is_better(*plan, plans[0])))
+      plans.insert(plans.begin(), std::move(*plan));
     const bool found = !plans.empty();
     if (found) levels_.push_back({target_bytes, bound.time_ns, std::move(plans)});
     return found;
@@ -338,6 +452,24 @@ class FrontBuilder {
     }
   }
 
+  /// A level just above the smallest peak, where a little memory saves the most time, and work for it alone.
+  JudgedRuns polish_lowest(int round) {
+    const int64_t least_bytes = levels_.back().best().peak_bytes;
+    const int64_t target_bytes = least_bytes + least_bytes / kLowestPart;
+    const auto below = std::ranges::find_if(levels_, [&](const Level& l) { return l.target_bytes < target_bytes; });
+    Level level{target_bytes, bounds_.within(target_bytes).time_ns, {levels_.back().best()}};
+    for (const Level& other : levels_)
+      if (other.best().peak_bytes <= target_bytes && is_better(other.best(), level.best()))
+        level.plans = {other.best()};
+    for (const JudgedRuns& start : starts_)
+      if (start.peak_bytes <= target_bytes && is_better(start, level.best())) level.plans = {start};
+    const auto k = static_cast<size_t>(below - levels_.begin());
+    levels_.insert(below, std::move(level));
+    const int64_t work = work_per_run() * std::ssize(base_) / kLowestShare;
+    for (int i = 0; i < kLowestRounds; ++i) levels_[k].plans = improve(search_, k, round + i, work / kLowestRounds);
+    return levels_[k].best();
+  }
+
   /// Every plan is a level: what is sought is a faster one below the peak of the next. Then as low as it goes.
   void refine(int round) {
     for (int pass = 0, idle = 0; pass < kPasses && idle < kMostIdle; ++pass) {
@@ -401,13 +533,14 @@ class FrontBuilder {
     return plans;
   }
 
-  Front front() {
+  Front front(bool with_plans_between) const {
     std::vector<JudgedRuns> all = starts_;
+    std::ranges::copy(coarse_, std::back_inserter(all));
     all.push_back(plain_);
     std::vector<std::vector<JudgedRuns>> between(levels_.size());
-    if (!are_polished_) for_each_level([&](RunSearch& search, size_t k) { between[k] = plans_between(search, k); });
+    if (with_plans_between) for_each_level([&](RunSearch& search, size_t k) { between[k] = plans_between(search, k); });
     for (std::vector<JudgedRuns>& plans : between) std::ranges::move(plans, std::back_inserter(all));
-    for (Level& level : levels_) all.push_back(std::move(level.plans.front()));
+    for (const Level& level : levels_) all.push_back(level.best());
     return undominated(std::move(all));
   }
 
@@ -421,6 +554,7 @@ class FrontBuilder {
   int32_t runs_per_move_ = DescentOptions{}.runs_per_move;
   bool are_polished_ = false;  ///< the starts
   std::vector<JudgedRuns> starts_;
+  std::vector<JudgedRuns> coarse_;
   std::vector<Level> levels_;
 };
 
@@ -471,52 +605,91 @@ Front undominated(std::vector<JudgedRuns> plans) {
   return front;
 }
 
-std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes) {
+namespace {
+
+/// Makes plans between two neighbours of a front by bisection.
+class Bisection {
+ public:
+  Bisection(const FlatGraph& flat, const Front& front, const JudgedRuns& lowest)
+      : search_(flat), few_runs_(std::ssize(front.back().runs) + kFewReruns), least_bytes_(lowest.peak_bytes) {}
+
+  /// Adds to `found` a plan for each of some ascending budgets, which are at least lower's peak and below upper's.
+  /// `lower` is the plan for all budgets from its peak to `least_bytes`.
+  void find(const JudgedRuns& lower, int64_t least_bytes, const JudgedRuns& upper, int depth,
+            std::span<const int64_t> budgets, std::vector<JudgedRuns>& found) {
+    const int64_t target_bytes = least_bytes + (upper.peak_bytes - least_bytes) / 2;
+    const bool is_end = depth == kMostMiddles || target_bytes <= least_bytes;
+    const auto has_plan = [&](int64_t budget_bytes) { return is_end || budget_bytes <= lower.peak_bytes; };
+    const auto open = std::ranges::find_if_not(budgets, has_plan);
+    found.insert(found.end(), static_cast<size_t>(open - budgets.begin()), lower);
+    budgets = budgets.subspan(static_cast<size_t>(open - budgets.begin()));
+    if (budgets.empty()) return;
+    const JudgedRuns middle = make_middle(lower, target_bytes, upper);
+    const auto at_middle = std::ranges::lower_bound(budgets, middle.peak_bytes);
+    const auto above = std::ranges::lower_bound(budgets, std::max(target_bytes, middle.peak_bytes));
+    const auto part = [&](auto first, auto last) {
+      return budgets.subspan(static_cast<size_t>(first - budgets.begin()), static_cast<size_t>(last - first));
+    };
+    find(lower, least_bytes, middle, depth + 1, part(budgets.begin(), at_middle), found);
+    found.insert(found.end(), static_cast<size_t>(above - at_middle), middle);
+    find(middle, target_bytes, upper, depth + 1, part(above, budgets.end()), found);
+  }
+
+ private:
+  /// The better of `lower`, without what need not run again within a target, and `upper` brought down to it; one that is
+  /// faster than `upper` is not taken. The least budget that one is found for counts as its peak.
+  JudgedRuns make_middle(const JudgedRuns& lower, int64_t target_bytes, const JudgedRuns& upper) {
+    JudgedRuns middle = lower;
+    const auto keep_better = [&] {
+      search_.prune(target_bytes);
+      JudgedRuns found = search_.judged();
+      found.peak_bytes = std::max(found.peak_bytes, least_bytes_);
+      if (is_better(found, middle) && found.time_ns >= upper.time_ns) middle = std::move(found);
+    };
+    search_.assign(lower.runs);
+    keep_better();
+    search_.assign(upper.runs);
+    if (search_.descend(target_bytes, {.most_ns = slightly_more(middle.time_ns)})) keep_better();
+    // Few reruns: which ones makes much of a difference, and tries are quick.
+    const bool has_few = std::ssize(middle.runs) <= few_runs_;
+    search_.seed(static_cast<uint64_t>(target_bytes));
+    for (int k = 0; has_few && k < kMiddleTries; ++k) {
+      search_.assign(middle.runs);
+      search_.remember();
+      if (!search_.ruin(1 + static_cast<int>(search_.random(kMostRuined)))) break;
+      const size_t most_insertions = kMostInsertions[search_.random(kMostInsertions.size())];
+      if (search_.descend(target_bytes, {most_insertions, kNoise, false, slightly_more(middle.time_ns)})) keep_better();
+    }
+    return middle;
+  }
+
+  RunSearch search_;
+  int64_t few_runs_;
+  int64_t least_bytes_;
+};
+
+}  // namespace
+
+std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes,
+                                      std::span<const int64_t> targets) {
   const auto above =
       std::ranges::partition_point(front, [&](const JudgedRuns& plan) { return plan.peak_bytes <= budget_bytes; });
   if (above == front.begin()) return std::nullopt;
-  JudgedRuns lower = *std::prev(above);
+  const JudgedRuns& lower = *std::prev(above);
   if (above == front.end()) return lower;
-  JudgedRuns upper = *above;
-  RunSearch search(flat);
-  int64_t least_bytes = lower.peak_bytes;  // what `lower` is for
-  for (int i = 0; i < kMostMiddles && lower.peak_bytes < budget_bytes; ++i) {
-    const int64_t target_bytes = least_bytes + (upper.peak_bytes - least_bytes) / 2;
-    if (target_bytes <= least_bytes) break;
-    JudgedRuns middle = lower;
-    const auto keep_better = [&] {
-      search.prune(target_bytes);
-      JudgedRuns found = search.judged();
-      if (is_better(found, middle) && found.time_ns >= upper.time_ns) middle = std::move(found);
-    };
-    search.assign(lower.runs);
-    keep_better();
-    search.assign(upper.runs);
-    if (search.descend(target_bytes, {.most_ns = slightly_more(middle.time_ns)})) keep_better();
-    // Few reruns: which ones makes much of a difference, and tries are quick.
-    const bool has_few = std::ssize(middle.runs) <= std::ssize(front.back().runs) + kFewReruns;
-    search.seed(static_cast<uint64_t>(target_bytes));
-    for (int k = 0; has_few && k < kMiddleTries; ++k) {
-      search.assign(middle.runs);
-      search.remember();
-      if (!search.ruin(1 + static_cast<int>(search.random(kMostRuined)))) break;
-      const size_t most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
-      if (search.descend(target_bytes, {most_insertions, kNoise, false, slightly_more(middle.time_ns)})) keep_better();
-    }
-    if (middle.peak_bytes > budget_bytes) {
-      upper = std::move(middle);
-    } else {
-      lower = std::move(middle);
-      if (budget_bytes < target_bytes) break;  // that is the plan up to the target
-      least_bytes = target_bytes;
-    }
-  }
-  return lower;
+  std::vector<int64_t> budgets{budget_bytes};
+  std::ranges::copy_if(targets, std::back_inserter(budgets), [&](int64_t target_bytes) {
+    return lower.peak_bytes < target_bytes && target_bytes < above->peak_bytes;
+  });
+  std::ranges::sort(budgets);
+  std::vector<JudgedRuns> found{lower};
+  Bisection(flat, front, lower).find(lower, lower.peak_bytes, *above, 0, budgets, found);
+  std::erase_if(found, [&](const JudgedRuns& plan) { return plan.peak_bytes > budget_bytes; });
+  return *std::ranges::min_element(found, is_better);
 }
 
-Front search_front(const FlatGraph& flat, const std::vector<std::vector<int32_t>>& starts, bool are_polished,
-                   const PlanLimits& limits) {
-  return FrontBuilder(flat, limits).build(starts, are_polished);
+std::vector<Front> search_fronts(const FlatGraph& flat, const SearchStarts& starts, const PlanLimits& limits) {
+  return FrontBuilder(flat, limits).build(starts);
 }
 
 }  // namespace headroom

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "headroom/plan/auto_search.h"
@@ -26,13 +27,23 @@ Front undominated(std::vector<JudgedRuns> plans);
 /// The plan of a front for a budget; none where its first takes more.
 ///
 /// Between two neighbours of the front there are more plans: one for the budget in the middle, made from both, then one
-/// in the middle of each half, and so on. Only those on the way to `budget_bytes` are made. One that is faster than the
-/// next above is not taken, so that more memory is never slower.
-std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes);
+/// in the middle of each half, and so on. Only those on the way to `budget_bytes`, and to the `targets` between the same
+/// neighbours, are made, and the fastest of these within the budget is returned: it is no slower than the plan for any
+/// smaller target. One that is faster than the next above is not taken, so that more memory is never slower.
+std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes,
+                                      std::span<const int64_t> targets = {});
 
-/// Plans for all budgets, by the search that plan_auto() describes, from plain training and `starts`, which are runs.
-/// Where these are polished, near the best for their peaks, it only brings them to its levels.
-Front search_front(const FlatGraph& flat, const std::vector<std::vector<int32_t>>& starts, bool are_polished,
-                   const PlanLimits& limits);
+/// What a search starts from besides plain training, as runs. All of these plans are in its front.
+struct SearchStarts {
+  std::vector<std::vector<int32_t>> plans;
+  /// Plans that a level starts from only where they beat all others.
+  std::vector<std::vector<int32_t>> coarse;
+  /// Whether `plans` are near the best for their peaks: the search then only brings them to its levels.
+  bool are_polished = false;
+};
+
+/// Plans for all budgets, by the search that plan_auto() describes: its front, the last, and those that it had at lower
+/// efforts and before its last step. Plans between neighbours of each count, so that no step makes a budget worse.
+std::vector<Front> search_fronts(const FlatGraph& flat, const SearchStarts& starts, const PlanLimits& limits);
 
 }  // namespace headroom

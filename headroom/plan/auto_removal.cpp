@@ -9,6 +9,10 @@
 namespace headroom {
 namespace {
 
+/// Work of one call of prune(), for each op: a plan of the smallest budget of a long chain may have a hundred times as
+/// many runs, and most of them would go one round after another.
+constexpr int64_t kMostPruneWork = 2'000;
+
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 }  // namespace
@@ -100,6 +104,7 @@ void RunSearch::prune(int64_t target_bytes) {
     if (now_.peak_bytes() > target_bytes) assign(before);
   }
   drop_early_runs();
+  const int64_t end = work_ + kMostPruneWork * flat_.op_count;
   for (bool changed = true; changed;) {
     changed = false;
     std::vector<std::pair<int64_t, int32_t>> order;  // the longest first
@@ -107,30 +112,34 @@ void RunSearch::prune(int64_t target_bytes) {
       if (is_rerun(p)) order.emplace_back(-flat_.time_ns[at(now_.run(p))], p);
     std::ranges::sort(order);
     // As many at a time as seem to fit together, since each try looks at the whole sequence.
-    size_t most = flat_.has_alternatives ? 1 : order.size();
+    size_t most = order.size();
     for (size_t i = 0; i < order.size();) {
+      if (work_ > end) return;
       std::vector<Removal> removals;
-      added_.assign(at(now_.size()), 0);
-      most_added_.assign(at(now_.size() / Timeline::kBlock + 1), 0);
       const size_t first = i;
       for (; i < order.size() && removals.size() < most; ++i) {
         ++work_;
         const std::optional<Removal> removal = find_removal(order[i].second, target_bytes);
-        if (!removal || !fits_with_others(*removal, target_bytes)) continue;
+        if (!removal || (!removals.empty() && !fits_with_others(*removal, target_bytes))) continue;
+        // A run that takes the place of an earlier one is tried by itself.
+        if (removal->replaced >= 0 && !removals.empty()) break;
         removals.push_back(*removal);
-        is_removed_[at(removal->op)] = 1;
-        for (int32_t p = removal->first; p < removal->position; ++p) {
-          added_[at(p)] += removal->bytes;
-          int64_t& most_added = most_added_[at(p / Timeline::kBlock)];
-          most_added = std::max(most_added, added_[at(p)]);
+        for (const int32_t w : flat_.outputs(removal->op)) is_removed_[at(w)] = 1;
+        if (removal->replaced >= 0) {
+          ++i;
+          break;
         }
+        if (removals.size() == 1) with_removals_.assign(now_.moments());
+        if (removal->first < removal->position)
+          with_removals_.add(at(removal->first), at(removal->position), removal->bytes);
       }
       if (removals.empty()) continue;
-      for (const Removal& removal : removals) is_removed_[at(removal.op)] = 0;
+      for (const Removal& removal : removals)
+        for (const int32_t w : flat_.outputs(removal.op)) is_removed_[at(w)] = 0;
       try_without(removals);
       if (trial_.peak_bytes() > target_bytes) {
         if (removals.size() > 1) i = first;
-        most = std::max<size_t>(1, removals.size() / 4);
+        if (removals.front().replaced < 0) most = std::max<size_t>(1, removals.size() / 4);
         continue;
       }
       std::swap(now_, trial_);
@@ -172,18 +181,13 @@ void RunSearch::drop_early_runs() {
   assign(edited_);
 }
 
-/// Whether a run can go with others that do, which add added_; not with one of the same op (is_removed_), from which it
-/// would be kept.
+/// Whether a run can go with others that do, with_removals_; not with one that makes the same value (is_removed_), from
+/// which that would be kept.
 bool RunSearch::fits_with_others(const Removal& removal, int64_t target_bytes) const {
-  if (is_removed_[at(removal.op)] != 0) return false;
-  for (int32_t p = removal.first; p < removal.position;) {
-    const int32_t block_end = std::min(p / Timeline::kBlock * Timeline::kBlock + Timeline::kBlock, removal.position);
-    const int64_t block_added = most_added_[at(p / Timeline::kBlock)];
-    if (now_.most_of_block(p) <= target_bytes - removal.bytes - block_added) p = block_end;
-    for (; p < block_end; ++p)
-      if (now_.moment(p) > target_bytes - removal.bytes - added_[at(p)]) return false;
-  }
-  return true;
+  for (const int32_t w : flat_.outputs(removal.op))
+    if (is_removed_[at(w)] != 0) return false;
+  return removal.first >= removal.position ||
+         with_removals_.most(at(removal.first), at(removal.position)) <= target_bytes - removal.bytes;
 }
 
 /// Something that it makes was made before.

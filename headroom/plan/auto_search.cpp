@@ -22,7 +22,7 @@ RunSearch::RunSearch(const FlatGraph& flat)
       now_(flat),
       trial_(flat),
       remembered_(flat),
-      is_removed_(at(flat.op_count), 0),
+      is_removed_(at(flat.value_count), 0),
       evicted_(at(flat.value_count), 0),
       relied_(at(flat.value_count), 0) {}
 

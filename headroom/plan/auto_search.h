@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "headroom/plan/auto_timeline.h"
+#include "headroom/plan/range_max.h"
 
 namespace headroom {
 
@@ -138,9 +139,8 @@ class RunSearch {
   double best_bound_ = 0;                            ///< of them, without noise
   std::vector<std::pair<int32_t, int32_t>> banned_;  ///< (value, before) that did not help in the present sequence
   std::vector<int32_t> edited_;
-  std::vector<int64_t> added_;       ///< by position: kept in addition where runs go that prune() has chosen
-  std::vector<int64_t> most_added_;  ///< by block of positions
-  std::vector<uint8_t> is_removed_;  ///< by op: one of those runs is of it
+  RangeMax with_removals_;           ///< by position: the moment, without the runs that prune() has chosen
+  std::vector<uint8_t> is_removed_;  ///< by value: one of those runs makes it
   std::vector<uint8_t> evicted_;
   std::vector<uint8_t> relied_;
   std::vector<int32_t> open_;

@@ -99,6 +99,7 @@ int64_t Timeline::most(int32_t first, int32_t last) const {
   const int32_t first_block = first / kBlock;
   const int32_t last_block = last / kBlock;
   if (first_block == last_block) return *std::max_element(moments_.begin() + first, moments_.begin() + last + 1);
+  if (!has_most_) find_most();
   const int64_t ends = std::max(most_to_end_[at(first)], most_from_start_[at(last)]);
   const int32_t blocks = last_block - first_block - 1;
   if (blocks == 0) return ends;
@@ -108,7 +109,8 @@ int64_t Timeline::most(int32_t first, int32_t last) const {
   return std::max({ends, most[at(first_block + 1)], most[at(last_block) - (size_t{1} << level)]});
 }
 
-void Timeline::find_most() {
+void Timeline::find_most() const {
+  has_most_ = true;
   most_from_start_.resize(at(size()));
   most_to_end_.resize(at(size()));
   const int32_t blocks = (size() + kBlock - 1) / kBlock;
@@ -240,7 +242,7 @@ void Timeline::add_up() {
       time_ns_ = std::numeric_limits<int64_t>::max();
   }
   between_[at(size())] += sum;
-  find_most();
+  has_most_ = false;
 }
 
 Schedule Timeline::schedule() const {

@@ -107,7 +107,10 @@ class Timeline {
   int64_t most(int32_t first, int32_t last) const;
 
   /// The largest moment of the kBlock positions from one that is a multiple of kBlock.
-  int64_t most_of_block(int32_t position) const { return block_most_[0][static_cast<size_t>(position / kBlock)]; }
+  int64_t most_of_block(int32_t position) const {
+    if (!has_most_) find_most();
+    return block_most_[0][static_cast<size_t>(position / kBlock)];
+  }
 
   std::span<const Event> events(int32_t value) const { return part(events_, event_begin_, value); }
   std::span<const Copy> copies(int32_t value) const { return part(copies_, copy_begin_, value); }
@@ -146,7 +149,7 @@ class Timeline {
   void add_bytes(std::span<const Copy> copies, int64_t bytes);
   void extend_held();
   void add_up();
-  void find_most();
+  void find_most() const;
   bool is_held(int32_t value, const Copy& copy, int32_t position) const;
   int32_t overwritten(int32_t position) const;
 
@@ -158,9 +161,11 @@ class Timeline {
   std::vector<Copy> copies_;  ///< up to copy_begin_.back()
   std::vector<int64_t> moments_;
   std::vector<int64_t> between_;
-  std::vector<int64_t> most_from_start_;          ///< of a position's block, up to it
-  std::vector<int64_t> most_to_end_;              ///< of a position's block, from it on
-  std::vector<std::vector<int64_t>> block_most_;  ///< of 1, 2, 4... blocks from one on
+  // What most() reads; made when it is first asked, since most sequences that are tried are never asked.
+  mutable bool has_most_ = false;
+  mutable std::vector<int64_t> most_from_start_;          ///< of a position's block, up to it
+  mutable std::vector<int64_t> most_to_end_;              ///< of a position's block, from it on
+  mutable std::vector<std::vector<int64_t>> block_most_;  ///< of 1, 2, 4... blocks from one on
   int64_t peak_bytes_ = 0;
   int64_t time_ns_ = 0;
 };

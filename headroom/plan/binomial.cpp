@@ -10,6 +10,10 @@ namespace headroom {
 namespace {
 
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+constexpr int kLong = 10'000;  ///< stages, from which on a plan takes long to make
+constexpr int64_t kMostForwardsIfLong = 10'000'000;
+constexpr int kFinePart = 64;   ///< numbers of states that are tried are such a part of them apart
+constexpr int kCoarsePart = 8;  ///< on longer chains, far from the best
 
 /// C(s+r, s), or kMost where it comes near that; 0 for negative r or s.
 int64_t beta(int64_t s, int64_t r) {
@@ -84,13 +88,10 @@ PlanResult plan_binomial(const Chain& chain, const PlanRequest& request, const B
   if (options.checkpoints && *options.checkpoints < 1)
     throw InvalidInput("binomial: the number of checkpoints must be at least 1 (the input is one), found " +
                        std::to_string(*options.checkpoints));
-  const auto too_long = [&](int64_t states) {
-    return binomial_forwards(length, states) > BinomialOptions::kMostForwards;
-  };
   PlanResult result;
   if (options.checkpoints) {
     const int states = std::min(*options.checkpoints, length);
-    if (too_long(states))
+    if (binomial_forwards(length, states) > BinomialOptions::kMostForwards)
       throw NotApplicable("binomial: " + std::to_string(states) + " checkpoints for " + std::to_string(length) +
                           " stages need more than " + std::to_string(BinomialOptions::kMostForwards) +
                           " forwards; give it more checkpoints");
@@ -101,27 +102,38 @@ PlanResult plan_binomial(const Chain& chain, const PlanRequest& request, const B
   // The forwards fall as states are added, until all are kept; many numbers of states give the same plan cost, so long
   // chains try a geometric range of them.
   const Graph graph = to_graph(chain);
-  const bool tries_all = length < 128 && !too_long(1);
+  const bool tries_all = length < 128 && binomial_forwards(length, 1) <= BinomialOptions::kMostForwards;
   result.status = tries_all ? PlanStatus::kInfeasible : PlanStatus::kNotFound;
   int64_t best_time_ns = kMost;
   int64_t best_peak_bytes = kMost;
+  int best_states = 0;
   result.smallest_budget_bytes = kMost;
-  for (int states = 1; states <= length; states += std::max(1, states / 64)) {
-    if (too_long(states)) continue;
+  const int64_t most_forwards = length <= kLong ? BinomialOptions::kMostForwards : kMostForwardsIfLong;
+  const auto try_states = [&](int states) {
+    if (binomial_forwards(length, states) > most_forwards) return;
     Schedule schedule = schedule_with(chain, states);
     const std::optional<Simulation> judged = find_simulation(graph, schedule);
-    if (!judged) continue;  // Its time does not fit int64; that of more states does.
+    if (!judged) return;  // Its time does not fit int64; that of more states does.
     const Simulation& simulation = *judged;
     result.smallest_budget_bytes = std::min(result.smallest_budget_bytes, simulation.peak_bytes);
-    if (request.budget_bytes && simulation.peak_bytes > *request.budget_bytes) continue;
+    if (request.budget_bytes && simulation.peak_bytes > *request.budget_bytes) return;
     const int64_t time_ns = request.budget_bytes ? simulation.time_ns : 0;
-    if (std::pair(time_ns, simulation.peak_bytes) >= std::pair(best_time_ns, best_peak_bytes)) continue;
+    if (std::pair(time_ns, simulation.peak_bytes) >= std::pair(best_time_ns, best_peak_bytes)) return;
     best_time_ns = time_ns;
     best_peak_bytes = simulation.peak_bytes;
+    best_states = states;
     result.status = PlanStatus::kFeasible;
     result.schedule = std::move(schedule);
-  }
+  };
+  const auto next = [](int states, int part) { return states + std::max(1, states / part); };
+  const int part = length <= kLong ? kFinePart : kCoarsePart;
+  for (int states = 1; states <= length; states = next(states, part)) try_states(states);
   if (result.smallest_budget_bytes == kMost) throw TooLarge("binomial: the time of no plan fits 64 bits");
+  if (part == kFinePart || best_states == 0) return result;
+  // Very long ones a coarser range, and then a finer one on both sides of the best.
+  const int last = std::min(length, next(best_states, part) - 1);
+  for (int states = best_states - best_states / kCoarsePart + 1; states <= last; states = next(states, kFinePart))
+    try_states(states);
   return result;
 }
 

@@ -15,8 +15,9 @@ namespace headroom {
 ///
 /// Sizes are ignored by the choice, not by the simulator. Without s: the s with the least time among those whose plan
 /// fits the budget, or without a budget the least simulated peak; kInfeasible where none fits, with the least peak
-/// found, kNotFound on chains so long that not every s is tried. O(schedule) for one s. Throws InvalidInput for s < 1, and NotApplicable for schedules of more than
-/// kMostForwards forwards.
+/// found, or kNotFound on chains so long that not every s is tried: of more than 10,000 stages few are, and none of more
+/// than 10,000,000 forwards. O(schedule) for one s. Throws InvalidInput for s < 1, and NotApplicable for schedules of
+/// more than kMostForwards forwards.
 struct BinomialOptions {
   std::optional<int> checkpoints;
   static constexpr int64_t kMostForwards = 100'000'000;

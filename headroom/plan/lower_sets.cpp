@@ -25,6 +25,8 @@ constexpr int64_t kTimeSteps = 2048;
 /// allow.
 constexpr int64_t kMostWork = 100'000'000;
 constexpr int64_t kMostWorkPerState = 300;
+constexpr int kCoarseSets = 64;    ///< of coarse_lower_set_plans(), the empty one and all left out
+constexpr int kCoarseBounds = 12;  ///< for each of which it makes a plan at most
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 size_t at(int position) { return static_cast<size_t>(position); }
@@ -80,12 +82,40 @@ class Collection {
       }
       push(ancestors);
     }
+    push_whole();
+  }
+
+  /// The base order up to `parts` places evenly along it, each moved up to where the fewest bytes are kept.
+  void push_prefixes(int parts) {
+    push(Bits(words_, 0));
+    std::vector<int64_t> kept_bytes(at(forward_.size()) + 1, 0);  // by number of vertices, first as differences
+    for (int v = 0; v < forward_.size(); ++v) {
+      if (forward_.successors[at(v)].empty()) continue;
+      kept_bytes[at(v) + 1] += forward_.vertex(v).kept_bytes;
+      kept_bytes[at(forward_.successors[at(v)].back()) + 1] -= forward_.vertex(v).kept_bytes;
+    }
+    std::partial_sum(kept_bytes.begin(), kept_bytes.end(), kept_bytes.begin());
+    Bits prefix(words_, 0);
+    int members = 0;
+    for (int i = 0; i < parts; ++i) {
+      const auto first = kept_bytes.begin() + 1 + int64_t{i} * forward_.size() / parts;
+      const auto last = kept_bytes.begin() + 1 + int64_t{i + 1} * forward_.size() / parts;
+      const auto least = std::min_element(first, last);
+      if (least == last) continue;
+      for (; members < least - kept_bytes.begin(); ++members) add(prefix, members);
+      push(prefix);
+    }
+    push_whole();
+  }
+
+ private:
+  /// Unless it is the last already.
+  void push_whole() {
     Bits all(words_, 0);
     for (int v = 0; v < forward_.size(); ++v) add(all, v);
     if (!std::ranges::equal(set(count() - 1), all)) push(all);
   }
 
- private:
   const ForwardGraph& forward_;
   size_t words_;
   int64_t limit_;
@@ -266,6 +296,17 @@ Segments segments_of(const ForwardGraph& forward, const LowerSets& sets, const L
   return segments;
 }
 
+/// The smallest bound up to `high`, which has a sequence, that has one, or up to 1/4096 more.
+int64_t least_bound(const Moves& moves, int count, int64_t high) {
+  int64_t low = -1;
+  while (high - low > 1 + high / 4096) {
+    const int64_t middle = std::midpoint(low, high);
+    const bool found = least_kept(moves, count, middle).states.back().kept_bytes != kNever;
+    (found ? high : low) = middle;
+  }
+  return high;
+}
+
 struct SampledPlan {
   Schedule schedule;
   int64_t peak_bytes;  ///< simulated
@@ -284,7 +325,7 @@ class Sampler {
   std::vector<SampledPlan> sample_all() {
     add({{sets_.count() - 1}, 0, 0});
     const int64_t most = 2 * sets_.size_bytes.back();
-    const int64_t least = least_bound(most);
+    const int64_t least = least_bound(Moves(forward_, sets_), sets_.count(), most);
     sample(least);
     if (least < most && !limit_reached_) sample(most);
     // Next the bound halfway between the two neighbours whose plans leave most open between them.
@@ -330,18 +371,6 @@ class Sampler {
     return static_cast<int64_t>(10 * std::sqrt(static_cast<double>(std::max<int64_t>(limits.max_states, 1))));
   }
 
-  /// The smallest bound that has a sequence, or up to 1/4096 more.
-  int64_t least_bound(int64_t high) const {
-    const Moves moves(forward_, sets_);
-    int64_t low = -1;
-    while (high - low > 1 + high / 4096) {
-      const int64_t middle = std::midpoint(low, high);
-      const bool found = least_kept(moves, sets_.count(), middle).states.back().kept_bytes != kNever;
-      (found ? high : low) = middle;
-    }
-    return high;
-  }
-
   /// `known_ns`: the time for a smaller bound.
   void sample(int64_t bound_bytes, int64_t known_ns = kNever) {
     const LeastKept least = least_kept(Moves(forward_, sets_), sets_.count(), bound_bytes);
@@ -377,9 +406,9 @@ class Sampler {
 
 }  // namespace
 
-LowerSets lower_sets(const ForwardGraph& forward, bool exact, int64_t limit) {
-  Collection collection(forward, limit);
-  exact ? collection.push_all() : collection.push_ancestors();
+namespace {
+
+LowerSets finished(const ForwardGraph& forward, const Collection& collection) {
   std::vector<std::pair<int, int64_t>> order;
   for (int64_t i = 0; i < collection.count(); ++i) {
     int members = 0;
@@ -435,6 +464,14 @@ LowerSets lower_sets(const ForwardGraph& forward, bool exact, int64_t limit) {
     sets.outside_bytes.push_back(outside_bytes);
   }
   return sets;
+}
+
+}  // namespace
+
+LowerSets lower_sets(const ForwardGraph& forward, bool exact, int64_t limit) {
+  Collection collection(forward, limit);
+  exact ? collection.push_all() : collection.push_ancestors();
+  return finished(forward, collection);
 }
 
 LowerSetSearch least_time_sequence(const ForwardGraph& forward, const LowerSets& sets, int64_t bound_bytes,
@@ -528,6 +565,28 @@ PlanResult plan_lower_sets(const Graph& graph, const PlanRequest& request, const
 std::vector<Schedule> lower_set_plans(const Graph& graph, const PlanLimits& limits) {
   std::vector<Schedule> schedules;
   for (SampledPlan& plan : Sampler(graph, limits, {}).sample_all()) schedules.push_back(std::move(plan.schedule));
+  return schedules;
+}
+
+std::vector<Schedule> coarse_lower_set_plans(const Graph& graph) {
+  const ForwardGraph forward = forward_graph(graph, "lower-sets");
+  Collection collection(forward, kCoarseSets + 2);
+  collection.push_prefixes(kCoarseSets);
+  const LowerSets sets = finished(forward, collection);
+  const Moves moves(forward, sets);
+  const int64_t most = 2 * sets.size_bytes.back();
+  const int64_t least = least_bound(moves, sets.count(), most);
+  std::vector<Schedule> schedules;
+  std::vector<int> last;
+  for (int i = 0; i < kCoarseBounds; ++i) {
+    // Closest together near the least bound.
+    const double part = static_cast<double>(i) / kCoarseBounds;
+    const int64_t bound = least + static_cast<int64_t>(part * part * static_cast<double>(most - least));
+    const std::optional<LowerSetSequence> sequence = sequence_of(least_kept(moves, sets.count(), bound));
+    if (!sequence || sequence->sets == last) continue;
+    last = sequence->sets;
+    schedules.push_back(segment_schedule(graph, forward, segments_of(forward, sets, *sequence)));
+  }
   return schedules;
 }
 

@@ -81,4 +81,9 @@ PlanResult plan_lower_sets(const Graph& graph, const PlanRequest& request, const
 /// All the plans that plan_lower_sets() picks from, whatever the budget. Throws what it throws.
 std::vector<Schedule> lower_set_plans(const Graph& graph, const PlanLimits& limits);
 
+/// Plans of few lower sets, for graphs that are too large for all: the base order cut at tens of places where few bytes
+/// are kept. For some bounds, from the smallest on, the sequence that keeps the fewest bytes. O(size of the graph) times
+/// the number of sets. Throws what plan_lower_sets() throws, but has no limit of sets.
+std::vector<Schedule> coarse_lower_set_plans(const Graph& graph);
+
 }  // namespace headroom

@@ -25,7 +25,7 @@ enum class PlanStatus : uint8_t {
   kTimeout,     ///< a limit was reached: the best plan so far, if any
 };
 
-/// How long `auto` searches, about 1 : 10 : 100.
+/// How long `auto` searches. A higher effort is never slower at any budget; high takes about ten times as long.
 enum class Effort : uint8_t { kLow, kNormal, kHigh };
 
 /// Limits count work, not seconds, so that results repeat.

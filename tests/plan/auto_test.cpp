@@ -414,6 +414,86 @@ void expect_sound(const Graph& graph, const std::string& what) {
   }
 }
 
+/// The slow producer is listed last, so that store-all runs it: 1000 + 20. The other takes 1 + 20.
+TEST(PlanAuto, RunsTheFastestProducer) {
+  Builder builder("slow_last");
+  builder.resident("x", 1).value("a0", 1);
+  builder.op("fast", 1, {"x"}, {"a0"});
+  builder.op("slow", 1000, {"x"}, {"a0"});
+  for (int i = 1; i <= 20; ++i) {
+    const std::string number = std::to_string(i);
+    builder.value("a" + number, 1).op("f" + number, 1, {"a" + std::to_string(i - 1)}, {"a" + number});
+  }
+  builder.outputs({"a20"});
+  const Plan plan = make_plan(get_planner("auto"), make_problem(builder.graph()), {100, {}});
+  EXPECT_EQ(plan.time_ns, 21);
+  EXPECT_EQ(plan.result.status, PlanStatus::kOptimal);
+}
+
+/// The faster producer reads something else, which an op of its own makes: 1 + 2 + 20 instead of 1000 + 20.
+TEST(PlanAuto, RunsWhatTheFastestProducerReads) {
+  Builder builder("slow_last");
+  builder.resident("x", 1).value("b", 1).value("a0", 1);
+  builder.op("other", 1, {"x"}, {"b"});
+  builder.op("fast", 2, {"b"}, {"a0"});
+  builder.op("slow", 1000, {"x"}, {"a0"});
+  for (int i = 1; i <= 20; ++i) {
+    const std::string number = std::to_string(i);
+    builder.value("a" + number, 1).op("f" + number, 1, {"a" + std::to_string(i - 1)}, {"a" + number});
+  }
+  builder.outputs({"a20"});
+  EXPECT_EQ(make_plan(get_planner("auto"), make_problem(builder.graph()), {100, {}}).time_ns, 23);
+}
+
+/// At every point of the curve, on graphs that `exhaustive` does not take; and a higher effort is no slower at any.
+TEST(PlanAuto, ReachesItsCurveAndHigherEffortsAreNoSlower) {
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    Random random(seed);
+    const Problem problem = make_problem(Graph(testing::random_graph(
+        random, {.forward_ops = static_cast<int>(random.number(15, 25)), .most_bytes = 100, .special = false})));
+    const FlatGraph flat(problem.graph);
+    std::vector<AutoFront> fronts;
+    for (const Effort effort : {Effort::kLow, Effort::kNormal, Effort::kHigh})
+      fronts.push_back(make_auto_front(problem, flat, {.effort = effort, .threads = 1}));
+    for (const CurvePoint& point : auto_curve(problem, {.threads = 1})) {
+      int64_t last_ns = std::numeric_limits<int64_t>::max();
+      for (size_t i = 0; i < fronts.size(); ++i) {
+        const std::optional<JudgedRuns> plan = pick_within(flat, fronts[i], point.peak_bytes);
+        const int64_t time_ns = plan ? plan->time_ns : std::numeric_limits<int64_t>::max();
+        EXPECT_LE(time_ns, last_ns) << "effort " << i << " at " << point.peak_bytes << ", seed " << seed;
+        if (i == 1) {
+          EXPECT_EQ(time_ns, point.time_ns) << "at " << point.peak_bytes << ", seed " << seed;
+        }
+        last_ns = time_ns;
+      }
+    }
+  }
+}
+
+/// A chain that is too deep for few insertions at a time, and too long for all lower sets: every third of its 300
+/// stages is kept by the best plan of one level within this budget.
+TEST(PlanAuto, LongChainsOfOpsWithinLittleMemory) {
+  Builder builder("deep");
+  const int n = 300;
+  builder.resident("x", 1);
+  const auto name = [](const char* letter, int i) { return letter + std::to_string(i); };
+  for (int i = 1; i <= n; ++i) {
+    builder.value(name("a", i), 100).value(name("g", i), 1);
+    builder.op(name("f", i), 10, {i == 1 ? "x" : name("a", i - 1)}, {name("a", i)});
+  }
+  for (int i = n; i >= 1; --i) {
+    std::vector<std::string> inputs = {name("a", i)};
+    if (i < n) inputs.push_back(name("g", i + 1));
+    builder.op(name("b", i), 20, inputs, {name("g", i)}).phase = Phase::kBackward;
+  }
+  builder.outputs({"g1"});
+  const Problem problem = make_problem(builder.graph());
+  // One level of checkpoints, every 17th: 18 are kept, 17 are made again; at most one forward more for each stage.
+  const Plan plan = make_plan(get_planner("auto"), problem, {(18 + 17 + 3) * 100, {}});
+  ASSERT_TRUE(plan.time_ns);
+  EXPECT_LE(*plan.time_ns, n * (2 * 10 + 20));
+}
+
 TEST(PlanAuto, OneGiantLayer) {
   Builder builder("giant");
   builder.resident("x", 1).value("a", 1'000'000).value("g", 1);
