@@ -76,23 +76,27 @@ class Checker {
 
   ClaimReport run() {
     if (any_)
-      claim("problem", "base-bound", problem_.lower_bound_ns <= any_->back().time_ns,
+      claim(subjects_.front(), "base-bound", problem_.lower_bound_ns <= any_->back().time_ns,
             [&] { return std::to_string(problem_.lower_bound_ns) + ", possible " + text_of(any_->back().time_ns); });
-    for (const Subject& subject : subjects()) check_subject(subject);
-    for (const auto& [name, plans] : plans_)
-      if (!name.starts_with("auto")) compare("auto-beaten", "auto", name);
-    compare("effort", "auto", "auto at low effort");
-    compare("effort", "auto at high effort", "auto");
+    for (const Subject& subject : subjects_) {
+      options_.on_planner(subject.name);
+      check_subject(subject);
+    }
+    const auto named = [&](std::string_view name) { return *std::ranges::find(subjects_, name, &Subject::name); };
+    for (const Subject& subject : subjects_)
+      if (subject.planner->name != "auto") compare("auto-beaten", named("auto"), subject);
+    compare("effort", named("auto"), named("auto at low effort"));
+    compare("effort", named("auto at high effort"), named("auto"));
     return report_;
   }
 
  private:
   template <typename Detail>
-  void claim(const std::string& subject, const std::string& name, bool holds, const Detail& detail) {
+  void claim(const Subject& subject, const std::string& name, bool holds, const Detail& detail) {
     ++report_.claims;
-    const std::string kind = subject + ": " + name;
+    const std::string kind = std::string(subject.planner->name) + ": " + name;
     if (holds || std::ranges::any_of(report_.breaks, [&](const Break& known) { return known.kind == kind; })) return;
-    report_.breaks.push_back({kind, detail()});
+    report_.breaks.push_back({kind, subject.name + ": " + detail()});
   }
 
   /// Some of those where the best time changes, the byte below each, and some around the peak of store-all.
@@ -113,11 +117,11 @@ class Checker {
   std::optional<Plan> plan(const Subject& subject, std::optional<int64_t> budget_bytes) {
     try {
       const Plan result = make_plan(*subject.planner, problem_, {budget_bytes, subject.limits}, subject.options);
-      claim(subject.name, "error", true, [] { return ""; });
+      claim(subject, "error", true, [] { return ""; });
       return result;
     } catch (const NotApplicable&) {
     } catch (const std::exception& error) {
-      claim(subject.name, "error", false, [&] { return "at budget " + text_of(budget_bytes) + ": " + error.what(); });
+      claim(subject, "error", false, [&] { return "at budget " + text_of(budget_bytes) + ": " + error.what(); });
     }
     return {};
   }
@@ -132,7 +136,7 @@ class Checker {
       check_proofs(subject, found);
       check_smallest_budget(subject, found);
       if (before != nullptr && subject.is_monotone)
-        claim(subject.name, "monotone", is_as_good(found, *before),
+        claim(subject, "monotone", is_as_good(found, *before),
               [&, now = found] { return text_of(*before) + "; " + text_of(now); });
       before = &found;
     }
@@ -147,45 +151,44 @@ class Checker {
              (found.result.schedule ? "\n" + headroom::to_text(problem_.graph, *found.result.schedule) : "");
     };
     if (!found.result.schedule) {
-      claim(subject.name, "status", found.result.status != PlanStatus::kOptimal, detail);
+      claim(subject, "status", found.result.status != PlanStatus::kOptimal, detail);
       return;
     }
     const Replay own = replay(problem_.graph, *found.result.schedule);
-    claim(subject.name, "valid", !own.error, [&] { return *own.error + "\n" + detail(); });
+    claim(subject, "valid", !own.error, [&] { return *own.error + "\n" + detail(); });
     if (own.error) return;
-    claim(subject.name, "peak", own.peak_bytes == *found.peak_bytes, detail);
-    claim(subject.name, "time", own.time_ns == *found.time_ns, detail);
-    claim(subject.name, "within-budget", !found.budget_bytes || own.peak_bytes <= *found.budget_bytes, detail);
-    claim(subject.name, "keep-order", own.keeps_order, detail);
+    claim(subject, "peak", own.peak_bytes == *found.peak_bytes, detail);
+    claim(subject, "time", own.time_ns == *found.time_ns, detail);
+    claim(subject, "within-budget", !found.budget_bytes || own.peak_bytes <= *found.budget_bytes, detail);
+    claim(subject, "keep-order", own.keeps_order, detail);
     if (!report_.is_searched) return;
     const std::optional<int64_t> possible = best_time_ns(own.keeps_order ? *ordered_ : *any_, own.peak_bytes);
-    claim(subject.name, "impossible", possible && own.time_ns >= *possible, detail);
+    claim(subject, "impossible", possible && own.time_ns >= *possible, detail);
   }
 
   void check_proofs(const Subject& subject, const Plan& found) {
     if (!report_.is_searched) return;
     const std::optional<int64_t> best = best_time_ns(*ordered_, *found.budget_bytes);
     const auto detail = [&] { return text_of(found) + "; possible in order: " + text_of(best); };
-    claim(subject.name, "bound", !best || found.result.lower_bound_ns <= *best, detail);
+    claim(subject, "bound", !best || found.result.lower_bound_ns <= *best, detail);
     if (!subject.is_exact) return;
-    if (found.result.status == PlanStatus::kOptimal) claim(subject.name, "optimal", found.time_ns == best, detail);
-    if (found.result.status == PlanStatus::kInfeasible) claim(subject.name, "infeasible", !best, detail);
+    if (found.result.status == PlanStatus::kOptimal) claim(subject, "optimal", found.time_ns == best, detail);
+    if (found.result.status == PlanStatus::kInfeasible) claim(subject, "infeasible", !best, detail);
   }
 
   void check_smallest_budget(const Subject& subject, const Plan& found) {
     const int64_t smallest = found.result.smallest_budget_bytes;
     if (smallest == 0 && problem_.base_peak_bytes > 0) return;  // not computed
     const auto detail = [&] { return text_of(found); };
-    claim(subject.name, "smallest-budget", found.result.schedule.has_value() == (*found.budget_bytes >= smallest),
-          detail);
+    claim(subject, "smallest-budget", found.result.schedule.has_value() == (*found.budget_bytes >= smallest), detail);
     if (report_.is_searched)
-      claim(subject.name, "smallest-budget", !ordered_->empty() && smallest >= ordered_->front().peak_bytes, detail);
+      claim(subject, "smallest-budget", !ordered_->empty() && smallest >= ordered_->front().peak_bytes, detail);
     if (checked_smallest_.insert({subject.name, smallest}).second) {
       const std::optional<Plan> there = plan(subject, smallest);
-      claim(subject.name, "smallest-budget", there && there->result.schedule,
+      claim(subject, "smallest-budget", there && there->result.schedule,
             [&] { return text_of(found) + "; " + (there ? text_of(*there) : "not applicable there"); });
       const std::optional<Plan> below = plan(subject, smallest - 1);
-      claim(subject.name, "smallest-budget", !below || !below->result.schedule,
+      claim(subject, "smallest-budget", !below || !below->result.schedule,
             [&] { return text_of(found) + "; " + text_of(*below); });
     }
   }
@@ -197,7 +200,7 @@ class Checker {
     if (subject.planner->name != "exhaustive" || !report_.is_searched || !found->result.schedule) return;
     if (found->result.status != PlanStatus::kOptimal) return;
     const BestTime& best = ordered_->front();
-    claim(subject.name, "least-peak", found->peak_bytes == best.peak_bytes && found->time_ns == best.time_ns, [&] {
+    claim(subject, "least-peak", found->peak_bytes == best.peak_bytes && found->time_ns == best.time_ns, [&] {
       return text_of(*found) + "; possible: peak " + text_of(best.peak_bytes) + ", time " + text_of(best.time_ns);
     });
   }
@@ -210,34 +213,34 @@ class Checker {
     } catch (const NotApplicable&) {
       return;
     } catch (const std::exception& error) {
-      claim(subject.name, "error", false, [&] { return std::string("curve: ") + error.what(); });
+      claim(subject, "error", false, [&] { return std::string("curve: ") + error.what(); });
       return;
     }
     for (size_t i = 0; i < points.size(); ++i) {
       const CurvePoint& point = points[i];
       const std::string text = "point " + text_of(point.peak_bytes) + " bytes, " + text_of(point.time_ns) + " ns";
-      claim(subject.name, "curve",
+      claim(subject, "curve",
             i == 0 || (points[i - 1].peak_bytes < point.peak_bytes && points[i - 1].time_ns > point.time_ns),
             [&] { return text + " is not beyond the one before"; });
       if (report_.is_searched) {
         const std::optional<int64_t> best = best_time_ns(*ordered_, point.peak_bytes);
-        claim(subject.name, "curve", best && point.time_ns >= *best, [&] { return text + " is impossible"; });
+        claim(subject, "curve", best && point.time_ns >= *best, [&] { return text + " is impossible"; });
       }
       if (i % 3 != 0) continue;  // plans take most of the time
       const std::optional<Plan> there = plan(subject, point.peak_bytes);
-      claim(subject.name, "curve",
-            there && there->time_ns && (*there->time_ns <= point.time_ns || !subject.is_monotone),
+      claim(subject, "curve", there && there->time_ns && (*there->time_ns <= point.time_ns || !subject.is_monotone),
             [&] { return text + "; " + (there ? text_of(*there) : "not applicable there"); });
     }
   }
 
   /// At every budget the plan of `better` is as good as that of `other`.
-  void compare(const std::string& name, const std::string& better, const std::string& other) {
-    for (const auto& [budget_bytes, plan] : plans_[other]) {
-      const auto found = plans_[better].find(budget_bytes);
-      if (found != plans_[better].end())
-        claim(other, name, is_as_good(found->second, plan),
-              [&, plan = plan] { return better + " " + text_of(found->second) + "; " + other + " " + text_of(plan); });
+  void compare(const std::string& name, const Subject& better, const Subject& other) {
+    const std::map<int64_t, Plan>& plans = plans_[better.name];
+    for (const auto& [budget_bytes, plan] : plans_[other.name]) {
+      const auto found = plans.find(budget_bytes);
+      if (found == plans.end()) continue;
+      claim(other, name, is_as_good(found->second, plan),
+            [&, plan = plan] { return text_of(plan) + "; " + better.name + ": " + text_of(found->second); });
     }
   }
 
@@ -246,6 +249,7 @@ class Checker {
   ClaimReport report_;
   std::optional<std::vector<BestTime>> ordered_;  ///< among schedules that keep the order
   std::optional<std::vector<BestTime>> any_;      ///< among all
+  std::vector<Subject> subjects_ = subjects();
   std::vector<int64_t> budgets_;
   std::map<std::string, std::map<int64_t, Plan>> plans_;  ///< by subject and budget
   std::set<std::pair<std::string, int64_t>> checked_smallest_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -8,7 +9,7 @@
 
 namespace headroom::testing {
 
-/// A claim that does not hold. `kind` is the same for the same fault in other inputs: planner and claim.
+/// A claim that does not hold. `kind` is the planner and the claim, the same for the same fault in other inputs.
 struct Break {
   std::string kind;
   std::string detail;
@@ -23,6 +24,7 @@ struct ClaimReport {
 struct ClaimOptions {
   size_t max_states = 20'000;  ///< of search_all_schedules()
   size_t max_budgets = 6;      ///< of those at which something changes
+  std::function<void(const std::string&)> on_planner = [](const std::string&) {};  ///< called before each
 };
 
 /// Plans an input by every planner at budgets around which its best time changes, and checks all that the results claim:

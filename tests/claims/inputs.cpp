@@ -219,7 +219,7 @@ class Shrinker {
 
 Input random_input(uint64_t seed) {
   Random random(seed);
-  switch (seed % 4) {
+  switch (seed % 6) {
     case 0:
       return {{}, random_chain(random, static_cast<int>(random.number(1, 4)))};
     case 1:

@@ -35,23 +35,28 @@ std::string read_all(int descriptor) {
   return text;
 }
 
-/// check_claims() in a child process, which sends its report as text: the number of claims, whether the search ended,
-/// then a line for each break and its detail, ended by a NUL.
-ClaimReport check_apart(const Input& input, const ClaimOptions& options, const Limits& limits, bool quiet) {
+/// check_claims() in a child process. It sends the name of each planner before it, ended by a newline, then an empty line
+/// and its report: the number of claims, whether the search ended, and for each break a line and its detail, ended by a
+/// NUL.
+ClaimReport check_apart(const Input& input, ClaimOptions options, const Limits& limits, bool quiet) {
   int ends[2];
   if (pipe(ends) != 0) throw std::runtime_error("pipe: " + std::string(std::strerror(errno)));
   const pid_t child = fork();
   if (child < 0) throw std::runtime_error("fork: " + std::string(std::strerror(errno)));
   if (child == 0) {
+    const auto send = [&](const std::string& text) {
+      if (write(ends[1], text.data(), text.size()) != static_cast<ssize_t>(text.size())) _exit(1);
+    };
     set_limit(RLIMIT_CPU, limits.seconds);
     set_limit(RLIMIT_CORE, 0);
     if (limits.memory_mib > 0) set_limit(RLIMIT_AS, limits.memory_mib << 20U);
     if (quiet) close(STDERR_FILENO);
+    options.on_planner = [&](const std::string& name) { send(name + "\n"); };
     const ClaimReport report = check_claims(input, options);
-    std::string text = std::to_string(report.claims) + " " + std::to_string(report.is_searched ? 1 : 0) + "\n";
+    std::string text = "\n" + std::to_string(report.claims) + " " + std::to_string(report.is_searched ? 1 : 0) + "\n";
     for (const Break& found : report.breaks) text += found.kind + "\n" + found.detail + '\0';
-    const bool is_sent = write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
-    _exit(is_sent ? 0 : 1);
+    send(text);
+    _exit(0);
   }
   close(ends[1]);
   std::istringstream text(read_all(ends[0]));
@@ -59,9 +64,11 @@ ClaimReport check_apart(const Input& input, const ClaimOptions& options, const L
   int status = 0;
   waitpid(child, &status, 0);
   ClaimReport report;
+  std::string planner = "search";
+  for (std::string line; std::getline(text, line) && !line.empty();) planner = line;
   if (status != 0) {
     const std::string how = WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "exit status";
-    report.breaks.push_back({"process: " + how, "status " + std::to_string(status)});
+    report.breaks.push_back({planner + ": " + how, "status " + std::to_string(status)});
     return report;
   }
   text >> report.claims >> report.is_searched;
