@@ -24,14 +24,14 @@ struct Copy {
 
 struct State {
   std::vector<Copy> copies;
-  Mask ran_once = 0;      ///< ops that have run and may not run again
-  size_t first_runs = 0;  ///< needed groups that have run; counted where the order matters
+  Mask ran_once = 0;  ///< ops that have run and may not run again
+  Mask started = 0;   ///< needed groups that have run; where the order matters
   bool operator==(const State&) const = default;
 };
 
 struct StateHash {
   size_t operator()(const State& state) const {
-    Mask hash = state.ran_once * 31 + state.first_runs;
+    Mask hash = state.ran_once * 31 + state.started;
     for (const Copy& copy : state.copies)
       for (const Mask word : {Mask{copy.value} * 2 + (copy.current ? 1 : 0), copy.holders})
         hash = (hash ^ word ^ (hash >> 31)) * 0x9E3779B97F4A7C15U;
@@ -58,13 +58,16 @@ class Machine {
     max_depth_ = depth_.empty() ? 0 : std::ranges::max(depth_);
     for (const Value& value : graph.values())
       if (value.resident) resident_bytes_ += value.bytes;
-    find_places();
+    find_groups();
   }
 
   int64_t resident_bytes() const { return resident_bytes_; }
-  static constexpr size_t kAnyTime = ~size_t{0};
-  /// The place of an op's group among the needed groups.
-  size_t place(size_t op) const { return places_[op]; }
+  /// Notes a run's group as run. False where this breaks the base order of first runs.
+  bool start_group(State& state, size_t op) const {
+    if (!is_needed_[op] || (state.started & bit(group_[op])) != 0) return true;
+    state.started |= bit(group_[op]);
+    return (before_[op] & ~state.started) == 0;
+  }
 
   bool is_alive(const State& state, ValueId id) const {
     return graph_.value(id).resident || find(state, id) < state.copies.size();
@@ -150,52 +153,66 @@ class Machine {
     state.copies = std::move(kept);
   }
 
-  void find_places() {
+  bool is_in(std::vector<ValueId> Op::*list, size_t op, ValueId id) const {
+    return contains(graph_.ops()[op].*list, id);
+  }
+
+  void find_groups() {
     const size_t count = graph_.ops().size();
-    std::vector<size_t> group(count);  // the first op of each op's group
-    for (size_t i = 0; i < count; ++i) group[i] = i;
+    for (size_t i = 0; i < count; ++i) group_.push_back(i);
     const auto share_an_output = [&](size_t i, size_t j) {
-      return std::ranges::any_of(graph_.ops()[i].outputs,
-                                 [&](ValueId id) { return contains(graph_.ops()[j].outputs, id); });
+      return std::ranges::any_of(graph_.ops()[i].outputs, [&](ValueId id) { return is_in(&Op::outputs, j, id); });
     };
-    for (bool changed = true; changed;) {
-      changed = false;
+    repeat([&](size_t i) {
+      const size_t before = group_[i];
+      for (size_t j = 0; j < count; ++j)
+        if (share_an_output(i, j)) group_[i] = std::min(group_[i], group_[j]);
+      return group_[i] != before;
+    });
+    is_needed_.assign(count, false);
+    const auto is_needed_by = [&](ValueId id, size_t group) {
       for (size_t i = 0; i < count; ++i)
+        if (group_[i] == group && (!is_needed_[i] || !is_in(&Op::inputs, i, id))) return false;
+      return true;
+    };
+    repeat([&](size_t i) {
+      if (is_needed_[i]) return false;
+      for (size_t j = 0; j < count; ++j)
+        if (group_[j] == group_[i] && is_needed_[j]) is_needed_[i] = true;
+      for (const ValueId id : graph_.ops()[i].outputs) {
+        if (std::ranges::find(graph_.outputs(), id) != graph_.outputs().end()) is_needed_[i] = true;
         for (size_t j = 0; j < count; ++j)
-          if (group[j] < group[i] && share_an_output(i, j)) {
-            group[i] = group[j];
-            changed = true;
-          }
-    }
-    std::vector<bool> needed(count, false);  // by first op
-    const auto is_needed = [&](ValueId id) {
-      if (std::ranges::find(graph_.outputs(), id) != graph_.outputs().end()) return true;
-      for (size_t g = 0; g < count; ++g) {
-        if (!needed[g]) continue;
-        bool read_by_all = true;
-        for (size_t i = 0; i < count; ++i)
-          if (group[i] == g && !contains(graph_.ops()[i].inputs, id)) read_by_all = false;
-        if (read_by_all) return true;
+          if (is_needed_by(id, group_[j])) is_needed_[i] = true;
       }
-      return false;
-    };
+      return bool{is_needed_[i]};
+    });
+    for (size_t i = 0; i < count; ++i) {
+      before_.push_back(0);
+      for (size_t j = 0; j < group_[i]; ++j) {
+        const auto is_later = [&](size_t other) { return group_[other] == group_[j] && other > group_[i]; };
+        bool is_before = is_needed_[j];
+        for (size_t other = 0; other < count; ++other) is_before = is_before && !is_later(other);
+        if (is_before) before_.back() |= bit(group_[j]);
+      }
+    }
+  }
+
+  /// Applies a change to each op until none changes any more.
+  template <typename Change>
+  void repeat(const Change& change) const {
     for (bool changed = true; changed;) {
       changed = false;
-      for (size_t i = 0; i < count; ++i)
-        if (!needed[group[i]] && std::ranges::any_of(graph_.ops()[i].outputs, is_needed))
-          changed = needed[group[i]] = true;
+      for (size_t i = 0; i < graph_.ops().size(); ++i) changed = change(i) || changed;
     }
-    places_.assign(count, kAnyTime);
-    size_t place = 0;
-    for (size_t i = 0; i < count; ++i)
-      if (needed[group[i]]) places_[i] = group[i] == i ? place++ : places_[group[i]];
   }
 
   const Graph& graph_;
   std::vector<int> depth_;  ///< by value: the most values in a row of which each holds the next, up to this one
   int max_depth_ = 0;
   int64_t resident_bytes_ = 0;
-  std::vector<size_t> places_;
+  std::vector<size_t> group_;    ///< by op: the first op of its group
+  std::vector<bool> is_needed_;  ///< by op: its group is
+  std::vector<Mask> before_;     ///< by op: the needed groups that are listed before all of its group
 };
 
 /// Shortest paths from nothing in memory to all outputs, by time and then by peak.
@@ -240,10 +257,7 @@ class Search {
   void try_run(const State& state, size_t op, const ValueId* over, int64_t time_ns, int64_t peak_bytes,
                int64_t budget_bytes) {
     State next = state;
-    if (order_ == Order::kKeep && machine_.place(op) != Machine::kAnyTime) {
-      if (machine_.place(op) > state.first_runs) return;
-      if (machine_.place(op) == state.first_runs) ++next.first_runs;
-    }
+    if (order_ == Order::kKeep && !machine_.start_group(next, op)) return;
     const std::optional<int64_t> moment = machine_.run(next, op, over);
     if (moment && *moment <= budget_bytes)
       reach(next, time_ns + graph_.ops()[op].time_ns, std::max(peak_bytes, *moment));
@@ -310,9 +324,7 @@ Replay replay(const Graph& graph, const Schedule& schedule) {
       result.error = "step " + std::to_string(i) + " cannot run " + graph.op(step.op()).name;
       return result;
     }
-    const size_t place = machine.place(index(step.op()));
-    if (place != Machine::kAnyTime && place > state.first_runs) result.keeps_order = false;
-    if (place == state.first_runs) ++state.first_runs;
+    if (!machine.start_group(state, index(step.op()))) result.keeps_order = false;
     result.peak_bytes = std::max(result.peak_bytes, *moment);
     result.time_ns += graph.op(step.op()).time_ns;
   }

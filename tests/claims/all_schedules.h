@@ -9,9 +9,9 @@
 
 namespace headroom::testing {
 
-/// Which schedules count. kKeepOrder: ops that share an output, directly or through others, form a group; a group is
-/// needed when a step's output is written by it, or a value that every op of a needed group reads. The first runs of
-/// needed groups follow the order of the groups' first ops. Other ops may run at any time.
+/// Which schedules count. kKeep: ops that share an output, directly or through others, form a group; a group is needed
+/// when it writes a step's output, or a value that every op of a needed group reads. A needed group runs for the first
+/// time after all needed groups whose ops are all listed before its own. Other ops may run at any time.
 enum class Order : uint8_t { kKeep, kAny };
 
 /// The fastest time that a budget of `peak_bytes` allows.
@@ -31,7 +31,7 @@ struct Replay {
   std::optional<std::string> error;
   int64_t peak_bytes = 0;
   int64_t time_ns = 0;
-  bool keeps_order = true;  ///< as Order::kKeep defines it
+  bool keeps_order = true;  ///< as Order::kKeep says
 };
 Replay replay(const Graph& graph, const Schedule& schedule);
 

@@ -23,8 +23,8 @@ struct Limits {
 };
 
 void set_limit(int resource, rlim_t limit) {
-  const rlimit both{limit, limit};
-  if (setrlimit(resource, &both) != 0) throw std::runtime_error("setrlimit: " + std::string(std::strerror(errno)));
+  const rlimit soft_and_hard{limit, limit + 1};
+  if (setrlimit(resource, &soft_and_hard) != 0) throw std::runtime_error("setrlimit: " + std::string(std::strerror(errno)));
 }
 
 std::string read_all(int descriptor) {
