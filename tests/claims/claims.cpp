@@ -25,7 +25,10 @@ struct Subject {
 std::vector<Subject> subjects() {
   std::vector<Subject> all;
   const auto add = [&](const std::string& name, const std::string& planner) -> Subject& {
-    all.push_back({.name = name, .planner = &get_planner(planner), .limits = {.threads = 1}, .options = {}});
+    all.push_back({.name = name,
+                   .planner = &get_planner(planner),
+                   .limits = {.max_states = 100'000, .threads = 1},
+                   .options = {}});
     all.back().is_exact = planner == "auto" || planner == "exhaustive";
     return all.back();
   };

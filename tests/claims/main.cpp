@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <csignal>
+#include <chrono>
 #include <cstring>
 #include <iostream>
 #include <map>
@@ -18,13 +18,20 @@ namespace {
 using namespace headroom::testing;
 
 struct Limits {
-  rlim_t seconds = 20;       ///< of processor time for one input
-  rlim_t memory_mib = 2048;  ///< 0: no limit, as sanitizers need, which reserve terabytes
+  rlim_t seconds = 20;         ///< of processor time for one planner on one input
+  double shrink_seconds = 60;  ///< after which the smallest input so far has to do
+  rlim_t memory_mib = 2048;    ///< 0: no limit, as sanitizers need, which reserve terabytes
 };
 
 void set_limit(int resource, rlim_t limit) {
-  const rlimit soft_and_hard{limit, limit + 1};
-  if (setrlimit(resource, &soft_and_hard) != 0) throw std::runtime_error("setrlimit: " + std::string(std::strerror(errno)));
+  const rlimit soft{limit, RLIM_INFINITY};
+  if (setrlimit(resource, &soft) != 0) throw std::runtime_error("setrlimit: " + std::string(std::strerror(errno)));
+}
+
+rlim_t used_seconds() {
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  return static_cast<rlim_t>(used.ru_utime.tv_sec + used.ru_stime.tv_sec);
 }
 
 std::string read_all(int descriptor) {
@@ -47,11 +54,13 @@ ClaimReport check_apart(const Input& input, ClaimOptions options, const Limits& 
     const auto send = [&](const std::string& text) {
       if (write(ends[1], text.data(), text.size()) != static_cast<ssize_t>(text.size())) _exit(1);
     };
-    set_limit(RLIMIT_CPU, limits.seconds);
     set_limit(RLIMIT_CORE, 0);
     if (limits.memory_mib > 0) set_limit(RLIMIT_AS, limits.memory_mib << 20U);
     if (quiet) close(STDERR_FILENO);
-    options.on_planner = [&](const std::string& name) { send(name + "\n"); };
+    options.on_planner = [&](const std::string& name) {
+      send(name + "\n");
+      set_limit(RLIMIT_CPU, used_seconds() + limits.seconds);
+    };
     const ClaimReport report = check_claims(input, options);
     std::string text = "\n" + std::to_string(report.claims) + " " + std::to_string(report.is_searched ? 1 : 0) + "\n";
     for (const Break& found : report.breaks) text += found.kind + "\n" + found.detail + '\0';
@@ -85,8 +94,11 @@ const Break* find_kind(const ClaimReport& report, const std::string& kind) {
 }
 
 void print_shrunk(uint64_t seed, const Break& first, const ClaimOptions& options, const Limits& limits) {
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(static_cast<int64_t>(limits.shrink_seconds * 1e3));
   const auto breaks = [&](const Input& input) {
-    return find_kind(check_apart(input, options, limits, true), first.kind) != nullptr;
+    return std::chrono::steady_clock::now() < deadline &&
+           find_kind(check_apart(input, options, limits, true), first.kind) != nullptr;
   };
   const Input small = shrink(random_input(seed), breaks);
   const ClaimReport report = check_apart(small, options, limits, true);
@@ -107,8 +119,9 @@ int main(int argc, char** argv) {
   app.add_option("--seeds", seeds, "FIRST:LAST, the last one not included")->capture_default_str();
   app.add_option("--states", options.max_states, "of one search over all schedules")->capture_default_str();
   app.add_option("--budgets", options.max_budgets, "for each input and planner")->capture_default_str();
-  app.add_option("--seconds", limits.seconds, "of processor time for one input")->capture_default_str();
+  app.add_option("--seconds", limits.seconds, "of processor time for one planner on one input")->capture_default_str();
   app.add_option("--memory", limits.memory_mib, "MiB for one input, 0: no limit")->capture_default_str();
+  app.add_option("--shrink-seconds", limits.shrink_seconds, "for one kind of break")->capture_default_str();
   app.add_flag("--shrink,!--no-shrink", shrinks, "print the smallest input of each kind of break");
   CLI11_PARSE(app, argc, argv);
   const size_t colon = seeds.find(':');
