@@ -27,7 +27,7 @@ std::vector<Subject> subjects() {
   const auto add = [&](const std::string& name, const std::string& planner) -> Subject& {
     all.push_back({.name = name,
                    .planner = &get_planner(planner),
-                   .limits = {.max_states = 100'000, .threads = 1},
+                   .limits = {.max_states = 20'000, .threads = 1},
                    .options = {}});
     all.back().is_exact = planner == "auto" || planner == "exhaustive";
     return all.back();

@@ -193,7 +193,17 @@ class Shrinker {
     for (size_t v = 0; v < now_.graph.values.size(); ++v) {
       try_shorter([v](Input & input) -> auto& { return input.graph.values[v].holds; });
       try_smaller([v](Input& input) -> int64_t& { return input.graph.values[v].bytes; });
+      // What an op overwrites has as many bytes as its first output.
+      const int64_t bytes = now_.graph.values[v].bytes;
+      for (const int64_t smaller : {int64_t{0}, int64_t{1}, bytes / 2, bytes - 1})
+        if (smaller >= 0 && smaller < bytes && try_change([&](Input& input) { resize_all(input, bytes, smaller); }))
+          break;
     }
+  }
+
+  static void resize_all(Input& input, int64_t from_bytes, int64_t to_bytes) {
+    for (Value& value : input.graph.values)
+      if (value.bytes == from_bytes) value.bytes = to_bytes;
   }
 
   void shrink_chain() {
@@ -219,9 +229,9 @@ class Shrinker {
 
 Input random_input(uint64_t seed) {
   Random random(seed);
-  switch (seed % 6) {
+  switch (seed % 12) {
     case 0:
-      return {{}, random_chain(random, static_cast<int>(random.number(1, 4)))};
+      return {{}, random_chain(random, static_cast<int>(random.number(1, 3)))};
     case 1:
       return {training_step(random), {}};
     default:
