@@ -99,7 +99,7 @@ GraphSpec wild_graph(Random& random) {
 }
 
 GraphSpec training_step(Random& random) {
-  GraphSpec spec = random_graph(random, {.forward_ops = static_cast<int>(random.number(3, 7))});
+  GraphSpec spec = random_graph(random, {.forward_ops = static_cast<int>(random.number(3, 6))});
   const GraphSpec before = spec;
   while (random.chance(40)) {
     add_alternative(random, spec);

@@ -17,7 +17,7 @@ struct Input {
 };
 
 /// The input of a seed, of one of three kinds: wild graphs of 2 to 8 ops (every feature of a graph, in any combination,
-/// ops that nothing needs too), training steps of up to 18 ops with more producers added, chains of 1 to 3 stages.
+/// ops that nothing needs too), training steps of 3 to 6 forward ops with more producers added, chains of 1 to 3 stages.
 Input random_input(uint64_t seed);
 
 /// In the short text form; a chain that has none as the graph that it is.
