@@ -234,7 +234,7 @@ class Checker {
         const std::optional<int64_t> best = best_time_ns(*ordered_, point.peak_bytes);
         claim(subject, "curve", best && point.time_ns >= *best, [&] { return text + " is impossible"; });
       }
-      if (i % 3 != 0) continue;  // plans take most of the time
+      if (i % ((points.size() + 2) / 3) != 0) continue;  // Plans take most of the time.
       const std::optional<Plan> there = plan(subject, point.peak_bytes);
       claim(subject, "curve", there && there->time_ns && (*there->time_ns <= point.time_ns || !subject.is_monotone),
             [&] { return text + "; " + (there ? text_of(*there) : "not applicable there"); });
