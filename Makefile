@@ -10,6 +10,8 @@ KERNELS ?= eager
 CHAIN_OF := --batch 8 --chain --steps 1 --no-plain --no-chart --out-graph build/chains
 EAGER_PROGRAMS ?= 10000
 INDUCTOR_PROGRAMS ?= 1000
+CLAIMS ?= 0:2000
+SANITIZED_CLAIMS ?= 0:300
 PROGRAMS := PYTHONPATH=$(CURDIR)/build/dev/python OMP_NUM_THREADS=1 $(CURDIR)/.venv/bin/python -m programs --jobs $(JOBS)
 # clang 14's sanitizers do not start on kernels that randomise addresses widely.
 SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -17,7 +19,7 @@ TORCH_PREFIX := .venv/bin/python -W ignore -c 'import torch; print(torch.utils.c
 REPORT := build/report/template.html
 CPP_FILES := find headroom python tests benchmarks examples -name '*.h' -o -name '*.cpp'
 
-.PHONY: help build report docs train test demo bench lint format clean torch test-dev test-asan test-tsan test-ops test-programs
+.PHONY: help build report docs train test demo bench lint format clean torch test-dev test-asan test-tsan test-ops test-programs test-claims
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -86,6 +88,15 @@ test-ops:  ## train all of PyTorch's operator and module samples through headroo
 test-programs:  ## random training programs (EAGER_PROGRAMS, INDUCTOR_PROGRAMS: how many), after test-dev
 	cd tests/python && $(PROGRAMS) --seeds 0:$(EAGER_PROGRAMS) --scripts $(CURDIR)/build/programs
 	cd tests/python && $(PROGRAMS) --seeds 0:$(INDUCTOR_PROGRAMS) --kernels inductor --scripts $(CURDIR)/build/programs
+
+test-claims:  ## what planners claim on random graphs against all schedules (CLAIMS, SANITIZED_CLAIMS: seeds)
+	tools/setup.sh test
+	cmake --preset dev -B build/claims -DHEADROOM_RUNTIME=OFF -DHEADROOM_PYTHON=OFF -DHEADROOM_BENCHMARKS=OFF
+	cmake --build build/claims --parallel $(JOBS) --target claims
+	build/claims/tests/claims --seeds $(CLAIMS)
+	cmake --preset asan
+	cmake --build --preset asan --parallel $(JOBS) --target claims
+	$(SETARCH) build/asan/tests/claims --memory 0 --seeds $(SANITIZED_CLAIMS)
 
 lint:  ## check formatting, C++ by clang-tidy, Python by ruff
 	tools/setup.sh test

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/claims/inputs.h"
+
+namespace headroom::testing {
+
+/// A claim that does not hold. `kind` is the planner and the claim, the same for the same fault in other inputs.
+struct Break {
+  std::string kind;
+  std::string detail;
+};
+
+struct ClaimReport {
+  int64_t claims = 0;       ///< checked
+  bool is_searched = true;  ///< false: too large for search_all_schedules(); claims that need it are not checked
+  std::vector<Break> breaks;
+};
+
+struct ClaimOptions {
+  size_t max_states = 20'000;  ///< of search_all_schedules()
+  size_t max_budgets = 6;      ///< of those at which something changes
+  std::function<void(const std::string&)> on_planner = [](const std::string&) {};  ///< called before each
+};
+
+/// Plans an input by every planner at budgets around which its best time changes, and checks all that the results claim:
+///
+/// - `valid`, `peak`, `time`, `within-budget`, `keep-order`: of each schedule, by replay();
+/// - `impossible`: no schedule is faster than the fastest of all schedules (a fault of the search, not of a planner);
+/// - `optimal`, `infeasible` of `auto` and `exhaustive`; `bound`: lower_bound_ns of every planner, among the schedules
+///   that keep the order; `base-bound`: that of the problem, among all;
+/// - `smallest-budget`: there is a plan at that budget and above, none below, and it is not below the smallest peak;
+/// - `least-peak`: `exhaustive` without a budget;
+/// - `monotone`: a larger budget is not slower;
+/// - `curve`: a point is possible, and what the planner reaches at that budget;
+/// - `auto-beaten`: no planner is faster than `auto`, or finds a plan where `auto` does not;
+/// - `effort`: a higher effort is not worse than a lower one;
+/// - `error`: nothing but NotApplicable is thrown.
+ClaimReport check_claims(const Input& input, const ClaimOptions& options);
+
+}  // namespace headroom::testing
