@@ -173,7 +173,7 @@ class FrontBuilder {
     std::vector<Front> fronts;
     for (int round = 0; round < rounds; ++round) {
       improve_all(round, work_of_round(rounds));
-      if (round > 0 || is_tiny() || limits_.effort == Effort::kHigh) continue;
+      if (round > 0 || limits_.effort == Effort::kHigh) continue;
       // What low effort has.
       fronts.push_back(front(false));
       if (limits_.effort == Effort::kLow) return fronts;

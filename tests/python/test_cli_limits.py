@@ -71,8 +71,8 @@ def test_too_little_memory_in_any_thread(threads: str, tmp_path: Path) -> None:
 
 
 def test_compare_goes_on_where_one_plan_takes_too_long_to_count(tmp_path: Path) -> None:
-    # Every op once is nearly 2^63 ns in all, F and R of each stage being half of it each: what runs a stage a third time
-    # does not fit.
+    # Every op once is nearly 2^63 ns in all, F and R of each stage being half of it each: what runs stages a third
+    # time does not fit.
     stage = {"forward_ns": (1 << 63) // 41, "backward_ns": 1, "output_bytes": 10, "tape_bytes": 30}
     chain = chain_file(tmp_path / "chain.json", [stage] * 20)
     rows = result_of("compare", chain, "--budgets", "1x,0.7x")["rows"]
