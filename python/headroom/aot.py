@@ -154,7 +154,12 @@ class Shape:
         self.captured = captured
         self.calls = calls
         self.graph, self.call_of_op = make_graph(captured, rest)
-        self.store_all_bytes = _C.simulate(self.graph, _C.store_all(self.graph)).peak_bytes
+        store_all = _C.store_all(self.graph)
+        simulation = _C.simulate(self.graph, store_all)
+        self.store_all_bytes = simulation.peak_bytes
+        ops = [op for op, _ in store_all.steps()]
+        rest_op = max(op for op, call in enumerate(self.call_of_op) if call == -1)
+        self.held_bytes = simulation.after_bytes[ops.index(rest_op) - 1]  # after forward, where all is stored
         self.settings = settings
         self._smallest_bytes = 0
 
@@ -178,6 +183,18 @@ class Shape:
         return self._smallest_bytes
 
 
+# Plans, and graphs with different rests of the step, that are kept of one captured graph.
+_MOST_KEPT = 64
+# The part of a budget that must have become free before a step that recomputes is planned anew.
+_MUCH_MORE = 0.02
+
+
+def _bound(cache: dict[Any, Any]) -> None:
+    """Forgets the oldest, where one more would be too many."""
+    while len(cache) >= _MOST_KEPT:
+        del cache[next(iter(cache))]
+
+
 @dataclass(eq=False)
 class Step:
     """One captured graph with its plans."""
@@ -191,6 +208,7 @@ class Step:
 
     def shape(self, rest: Rest) -> Shape:
         if rest not in self.shapes:
+            _bound(self.shapes)
             self.shapes[rest] = Shape(self.captured, self.calls, rest, self.settings)
         return self.shapes[rest]
 
@@ -202,6 +220,7 @@ class Step:
             plan = shape.plan(budget_bytes)
             if plan.schedule is None:
                 raise too_small(self.settings, shape.problem, shape.graph, plan.smallest_budget_bytes, outside_bytes)
+            _bound(self.plans)
             self.plans[key] = (plan, _C.OpStep(shape.program, plan.schedule))
         return self.plans[key]
 
@@ -219,7 +238,9 @@ class Step:
             if rest != now.rest and now.rest_fits != rest:
                 now.peak_bytes = self._peak_beside(rest, now.plan.schedule)
                 now.rest_fits = rest
-            if now.peak_bytes is not None and now.peak_bytes <= budget:
+            has_more = budget - rest.peak_bytes > now.free_bytes + _MUCH_MORE * budget
+            fits = now.peak_bytes is not None and now.peak_bytes <= budget
+            if fits and not (has_more and self.recomputes_at(place)):
                 return now.op_step
         try:
             plan, op_step = self.plan(budget, rest, outside)
@@ -229,11 +250,16 @@ class Step:
             # Those in flight did not know of it; in the next step they leave it room.
             warnings.warn(f"headroom: over the budget in this step, until it is planned again: {error}", stacklevel=2)
             return self.plan(self.shape(rest).smallest_bytes(), rest, outside)[1]
-        self.chosen[place] = Chosen(plan, op_step, rest, rest, plan.peak_bytes)
+        self.chosen[place] = Chosen(plan, op_step, rest, rest, plan.peak_bytes, budget - rest.peak_bytes)
         if self.settings.on_plan is not None:
             peak, inputs = plan.peak_bytes, self.input_bytes
             self.settings.on_plan(Planned(peak - inputs, budget - inputs, plan.time_ns, plan.base_time_ns))
         return op_step
+
+    def recomputes_at(self, place: Place) -> bool:
+        """Whether what runs at a place takes more time than storing all."""
+        now = self.chosen.get(place)
+        return now is not None and now.plan.time_ns > now.plan.base_time_ns
 
     def _peak_beside(self, rest: Rest, schedule: _C.Schedule) -> int | None:
         """The peak of a schedule that was made for another rest of the step; None: it is not valid beside this one."""
@@ -255,6 +281,7 @@ class Chosen:
     rest: Rest  # that it was planned with
     rest_fits: Rest  # that its peak was last simulated with
     peak_bytes: int | None  # None: the schedule is not valid beside that rest
+    free_bytes: int  # of the budget that it was planned for, beside the peak of that rest
 
 
 def make_calls(captured: Capture) -> list[_C.OpCall]:

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,13 +34,14 @@ def count_graph() -> None:
     _graphs.count += 1
 
 
-def _around_calls(*, warns: bool) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """A maker of contexts for the calls of one compiled function."""
-    is_warned = not warns
+class Calls:
+    """Makes the contexts of the calls of one compiled function."""
+
+    def __init__(self, *, warns: bool) -> None:
+        self.may_warn = warns
 
     @contextlib.contextmanager
-    def around() -> Iterator[None]:
-        nonlocal is_warned
+    def __call__(self) -> Iterator[None]:
         before, was_strict = _graphs.count, config.fail_on_recompile_limit_hit
         # Past its recompile limit Dynamo would run the model as it is, without a budget; that is an error here.
         config.fail_on_recompile_limit_hit = True
@@ -48,12 +49,9 @@ def _around_calls(*, warns: bool) -> Callable[[], contextlib.AbstractContextMana
             yield
         finally:
             config.fail_on_recompile_limit_hit = was_strict
-        if _graphs.count > before or is_warned or not torch.is_grad_enabled() or sys.exc_info()[0] is not None:
-            return
-        is_warned = True
-        warnings.warn(f"headroom: {NOTHING_CAPTURED}", stacklevel=4)
-
-    return around
+        if _graphs.count == before and self.may_warn and torch.is_grad_enabled() and sys.exc_info()[0] is None:
+            self.may_warn = False
+            warnings.warn(f"headroom: {NOTHING_CAPTURED}", stacklevel=4)
 
 
 def watch_calls(warning: Any, raising: type) -> None:
@@ -69,7 +67,7 @@ def watch_calls(warning: Any, raising: type) -> None:
         backend = innermost_backend(self)
         backend = getattr(backend, "compiler_fn", backend)
         if backend is warning or isinstance(backend, raising):
-            return _around_calls(warns=backend is warning)
+            return Calls(warns=backend is warning)
         raise AttributeError("backend_ctx_ctor")
 
     after_dynamo.WrapBackendDebug.backend_ctx_ctor = property(context_of)

@@ -2,7 +2,8 @@
 
 Between a graph's forward and its backward other things happen on the device: other graphs of the model, further
 forwards, a loss outside the graph. To a plan that is one op, the rest of the step (capture.Rest). What it has is
-learned in the first steps; graphs that run in it are known by their own plans. Where there is more memory than the
+learned in the first steps, until three in a row agree, and now and then later; graphs that run in it are known by
+their own plans, and forgotten if they have not come for a while. Where there is more memory than the
 smallest plans need, each graph gets the same share of the way from its smallest plan to storing all.
 
 Only graphs of one compiled model (one Settings object) that one thread has entered share a budget: they are a Stack.
@@ -15,6 +16,7 @@ import contextlib
 import math
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -28,8 +30,14 @@ from headroom.entrance import count_graph
 if TYPE_CHECKING:
     from headroom.aot import Step
 
-# Steps in which the rest is measured. A measurement starts the device's one peak anew, so it must end.
+# Steps that must agree about the rest, and in how many it is measured at most. A measurement starts the device's one
+# peak anew, so it must end.
 _LEARNING_STEPS = 3
+_MOST_LEARNING_STEPS = 10
+# How far apart measurements may be that agree.
+_AGREEMENT = 0.02
+# Steps after which a graph that comes no more is forgotten, and the rest of a step that recomputes is measured again.
+_REMEMBERED_STEPS = 32
 _SHARE_STEPS = 64
 
 
@@ -39,21 +47,57 @@ class Place:
 
     step: Step
     inner: dict[Step, Place] = field(default_factory=dict)  # what has been entered next while it was in flight
-    gap_bytes: int = 0  # what was made between the forward before it and its own
-    own_rest: Rest = field(default_factory=Rest)  # but for the graphs in it
-    is_crossed: bool = False  # its backward has come while graphs in it were still in flight
-    backwards: int = 0
+    forwards: int = 0
+    seen_at: int = 0  # the number of the outer graph's forward in which it was entered last
+    gaps: deque[int] = field(default_factory=lambda: deque([0], _LEARNING_STEPS))  # see gap_bytes
+    rests: deque[Rest] = field(default_factory=lambda: deque(maxlen=_LEARNING_STEPS))  # the last that were measured
+    watches: int = 0  # measurements that have begun
+    measured_at: int = 0  # the number of the forward whose rest was measured last
+    crossed_at: int | None = None  # the forward whose backward came last while graphs in it were still in flight
+
+    @property
+    def gap_bytes(self) -> int:
+        """What was made between the forward before it and its own."""
+        return max(self.gaps)
+
+    @property
+    def own_rest(self) -> Rest:
+        """The rest but for the graphs in it."""
+        peak = max([rest.peak_bytes for rest in self.rests], default=0)
+        left = max([rest.left_bytes for rest in self.rests], default=0)
+        return Rest(peak, left, any(rest.is_held for rest in self.rests))
 
     def rest(self, share: float) -> Rest:
-        inner = max([one.gap_bytes + one.added_bytes(share) for one in self.inner.values()], default=0)
-        left = self.own_rest.left_bytes + (inner if self.is_crossed else 0)
-        return Rest(max(self.own_rest.peak_bytes, inner, left), left, self.own_rest.is_held)
+        own = self.own_rest
+        recent = self._recent_inner()
+        inner = max([one.gap_bytes + one.added_bytes(share) for one in recent], default=0)
+        left = own.left_bytes
+        if self.crossed_at is not None and self.crossed_at + _REMEMBERED_STEPS >= self.forwards:
+            left += max([one.gap_bytes + one.held_bytes(share) for one in recent], default=0)
+        return Rest(max(own.peak_bytes, inner, left), left, own.is_held)
+
+    def _recent_inner(self) -> list[Place]:
+        return [one for one in self.inner.values() if one.seen_at + _REMEMBERED_STEPS >= self.forwards]
+
+    def is_learning(self, *, recomputes: bool) -> bool:
+        """Whether to measure the rest of this step."""
+        if self.forwards - self.measured_at >= _REMEMBERED_STEPS:
+            return recomputes
+        if len(self.rests) < _LEARNING_STEPS:
+            return self.watches < _MOST_LEARNING_STEPS
+        peaks = [rest.peak_bytes for rest in self.rests]
+        return max(peaks) > (1 + _AGREEMENT) * min(peaks) and self.watches < _MOST_LEARNING_STEPS
 
     def added_bytes(self, share: float) -> int:
         """What it adds to what was there before it, the graphs in it included; of 0 the least, of 1 in storing all."""
         least = self.smallest_bytes() if share < 1 else 0
         most = self.store_all_bytes() if share > 0 else 0
         return round((1 - share) * least + share * most)
+
+    def held_bytes(self, share: float) -> int:
+        """What it and the graphs in it hold at most while they wait for their backwards."""
+        inner = max([one.gap_bytes + one.held_bytes(1) for one in self._recent_inner()], default=0)
+        return min(self.step.shape(self.rest(1)).held_bytes - self.step.input_bytes + inner, self.added_bytes(share))
 
     def smallest_bytes(self) -> int:
         return self.step.shape(self.rest(0)).smallest_bytes() - self.step.input_bytes
@@ -83,7 +127,9 @@ class Flight:
     after_bytes: int  # on the device after its forward
     root: Place
     is_alone: bool  # no other stack has run on the device since its forward
+    is_learning: bool  # the rest of its step is to be measured
     is_watched: bool = False  # the peak since its forward, or since the last graph in it, is its rest's
+    peak_bytes: int = 0  # of its rest, so far
 
 
 class Stack:
@@ -124,9 +170,7 @@ class Device:
         """From here on the peak is no longer that of a flight's rest."""
         for flight in self._flights():
             if flight.is_watched:
-                known = flight.place.own_rest
-                peak = max(known.peak_bytes, self.meter.peak_bytes() - flight.after_bytes)
-                flight.place.own_rest = known._replace(peak_bytes=peak)
+                flight.peak_bytes = max(flight.peak_bytes, self.meter.peak_bytes() - flight.after_bytes)
                 flight.is_watched = False
 
     def resume(self) -> None:
@@ -134,7 +178,7 @@ class Device:
         flights = self._flights()
         if not flights or any(flight.stack is not flights[-1].stack for flight in flights):
             return
-        if flights[-1].is_alone and flights[-1].place.backwards < _LEARNING_STEPS:
+        if flights[-1].is_alone and flights[-1].is_learning:
             self.meter.reset_peak()
             flights[-1].is_watched = True
 
@@ -148,18 +192,22 @@ class Device:
             before = self.meter.current_bytes()
             if outer:
                 place = outer[-1].place.inner.setdefault(step, Place(step))
+                place.seen_at = outer[-1].place.forwards
                 if is_alone and outer[-1].is_alone:
-                    place.gap_bytes = max(place.gap_bytes, before - outer[-1].after_bytes)
+                    place.gaps.append(before - outer[-1].after_bytes)
                 root, root_before = outer[0].root, outer[0].root_before_bytes
             else:
                 place = root = self.roots.setdefault(step, Place(step))
                 root_before = before
+            place.forwards += 1
             device_bytes = step.settings.device_bytes(root_before, root)
             op_step = step.choose(place, before, device_bytes, is_inner=bool(outer))
+            is_learning = place.is_learning(recomputes=step.recomputes_at(place))
+            place.watches += is_learning
         outputs, frame = op_step.forward(arguments)
         with self.lock:
             after = self.meter.current_bytes()
-            flight = Flight(place, op_step, frame, stack, root_before, after, root, is_alone)
+            flight = Flight(place, op_step, frame, stack, root_before, after, root, is_alone, is_learning)
             stack.push(flight)
             self.resume()
         return outputs, flight
@@ -169,8 +217,11 @@ class Device:
             self._end_rest(flight, gradients)
         results, is_held = flight.op_step.backward(flight.frame, gradients)
         with self.lock:
-            if is_held:
-                flight.place.own_rest = flight.place.own_rest._replace(is_held=True)
+            rests = flight.place.rests
+            if is_held and rests:
+                rests[-1] = rests[-1]._replace(is_held=True)
+            elif is_held:
+                rests.append(Rest(is_held=True))
             self.resume()
         return results
 
@@ -182,17 +233,21 @@ class Device:
         inner = flights[flights.index(flight) + 1 :] if flight in flights else []
         flight.stack.remove(flight)
         place = flight.place
-        if not flight.is_alone or place.backwards >= _LEARNING_STEPS:
+        if inner:
+            place.crossed_at = place.forwards
+        if not flight.is_alone:
             return
         given_bytes = _C.storage_bytes(gradients)
         left = self.meter.current_bytes() - flight.after_bytes - given_bytes
         if inner:
-            place.is_crossed = True
             left -= inner[-1].after_bytes - flight.after_bytes
+        peak = max(flight.peak_bytes, left + given_bytes)
         known = place.own_rest
-        peak = max(known.peak_bytes, left + given_bytes)
-        place.own_rest = known._replace(peak_bytes=peak, left_bytes=max(known.left_bytes, left))
-        place.backwards += 1
+        if flight.is_learning:
+            place.rests.append(Rest(peak, max(left, 0)))
+            place.measured_at = place.forwards
+        elif left > known.left_bytes or peak > known.peak_bytes:
+            place.rests.append(Rest(max(peak, known.peak_bytes), max(left, known.left_bytes), known.is_held))
 
     def _flights(self) -> list[Flight]:
         return [flight for stack in self.stacks.values() for flight in stack.flights()]

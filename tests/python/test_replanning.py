@@ -1,0 +1,138 @@
+"""Plans follow what is on the device, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("headroom._C", reason="the Python package is not built")
+headroom = pytest.importorskip("headroom")
+
+from torch import nn  # noqa: E402
+
+from headroom import aot, flight  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("alone", "fixed_costs", "fresh_device")
+
+CPU = torch.device("cpu")
+
+
+class Trained:
+    """A model in a budget, with what its plans take and what its steps have at most."""
+
+    def __init__(self, budget: Callable[[headroom.MemoryPlan], int]) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(32, 32), nn.GELU())])
+        self.x = torch.randn(256, 32)
+        self.plain = headroom.plan(self.run, self.x, cache=False)
+        self.budget = budget(self.plain)
+        self.slowdowns: list[float] = []
+        self.compiled = headroom.compile(self.run, self.budget, cache=False, on_plan=self.note)
+        self.meter = headroom.Meter(CPU)
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x).square().mean()
+
+    def note(self, planned: aot.Planned) -> None:
+        self.slowdowns.append(planned.time_ns / planned.plain_time_ns)
+
+    def step(self) -> int:
+        self.model.zero_grad(set_to_none=True)
+        self.meter.reset_peak()
+        self.compiled(self.x).backward()
+        return self.meter.peak_bytes()
+
+
+def test_plans_loosen_where_memory_is_freed() -> None:
+    trained = Trained(lambda plan: plan.plain_peak + 1000)
+    half = (trained.plain.plain_peak - trained.plain.smallest_budget) // 2
+    others = [torch.zeros(half // 4)]
+    assert trained.step() <= trained.budget
+    assert trained.slowdowns[-1] > 1
+    others.clear()
+    assert trained.step() <= trained.budget
+    assert trained.slowdowns[-1] == 1
+    count = len(trained.slowdowns)
+    for _ in range(3):
+        trained.step()
+    assert len(trained.slowdowns) == count  # nothing has changed, so nothing is planned
+    others.append(torch.zeros(half // 4))
+    assert trained.step() <= trained.budget
+    assert trained.slowdowns[-1] > 1
+
+
+def test_small_changes_plan_nothing_anew() -> None:
+    trained = Trained(lambda plan: (plan.plain_peak + plan.smallest_budget) // 2)
+    kept = [torch.zeros(256)]
+    trained.step()
+    count = len(trained.slowdowns)
+    assert trained.slowdowns[-1] > 1
+    kept.clear()
+    for _ in range(3):
+        trained.step()
+    assert len(trained.slowdowns) == count
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_one_odd_step_is_forgotten(odd: int) -> None:
+    """In one of the first steps a large tensor is alive between forward and backward."""
+    trained = Trained(lambda plan: plan.plain_peak + 1000)
+    for number in range(12):
+        trained.model.zero_grad(set_to_none=True)
+        loss = trained.compiled(trained.x)
+        if number == odd:
+            kept = torch.zeros((trained.plain.plain_peak - trained.plain.smallest_budget) // 8)
+            del kept
+        loss.backward()
+    assert trained.slowdowns[-1] == 1
+    assert trained.step() <= trained.budget
+
+
+def test_a_second_forward_in_flight_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight, "_REMEMBERED_STEPS", 5)
+    trained = Trained(lambda plan: plan.plain_peak + (plan.plain_peak - plan.before) // 2)
+    first, second = trained.compiled(trained.x), trained.compiled(trained.x)
+    (first + second).backward()
+    del first, second
+    trained.step()
+    assert trained.slowdowns[-1] > 1
+    for _ in range(8):
+        trained.step()
+    assert trained.slowdowns[-1] == 1
+
+
+def test_a_forward_without_backward_is_measured_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement starts the device's peak anew, which users read."""
+    trained = Trained(lambda plan: plan.plain_peak + 1000)
+    resets = []
+    device = flight.flights_on(CPU)
+
+    class Counting:
+        def __getattr__(self, name: str) -> object:
+            return getattr(meter, name)
+
+        def reset_peak(self) -> None:
+            resets.append(1)
+            meter.reset_peak()
+
+    meter = device.meter
+    monkeypatch.setattr(device, "meter", Counting())
+    for _ in range(30):
+        trained.compiled(trained.x)
+    assert 0 < len(resets) <= 2 * flight._MOST_LEARNING_STEPS
+
+
+def test_caches_of_plans_are_bounded() -> None:
+    trained = Trained(lambda plan: plan.plain_peak + 1000)
+    trained.step()
+    (place,) = [one for one in flight.flights_on(CPU).roots.values() if one.step.chosen]
+    step = place.step
+    smallest = step.shape(place.rest(0)).smallest_bytes()
+    for number in range(100):
+        step.plan(smallest + number, place.rest(0), 0)
+        step.shape(place.rest(0)._replace(peak_bytes=10**6 + number))
+    assert len(step.plans) <= aot._MOST_KEPT
+    assert len(step.shapes) <= aot._MOST_KEPT
+    assert trained.step() <= trained.budget
