@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import warnings
 import weakref
@@ -125,9 +126,19 @@ class BudgetError(ValueError):
 
 
 def too_small(
-    settings: Settings, problem: _C.Problem, graph: _C.Graph, smallest_bytes: int, outside_bytes: int
+    settings: Settings,
+    problem: _C.Problem,
+    graph: _C.Graph,
+    smallest_bytes: int,
+    outside_bytes: int,
+    *,
+    rest_bytes: int = 0,
+    smallest_share: float | None = None,
 ) -> BudgetError:
-    """What to raise where nothing below this peak, beside what is outside the graph, can be planned."""
+    """What to raise where nothing below this peak, beside what is outside the graph, can be planned.
+
+    `rest_bytes` is the peak of what is done between forward and backward, which the smallest peak includes.
+    """
     outside = outside_bytes + int(settings.reserve)
     smallest = smallest_bytes + outside
     tightest = _C.make_plan(problem, settings.planner, smallest_bytes, 0)
@@ -140,9 +151,23 @@ def too_small(
             f"{graph.value_name(one)} ({_C.format_bytes(graph.value_bytes(one))})" for one in alive[:5]
         )
     shown = _C.format_bytes(settings.budget) if isinstance(settings.budget, int) else settings.budget
+    named = f"{smallest} bytes ({_C.format_bytes(smallest)})"
+    if isinstance(settings.budget, str) and smallest_share is not None:
+        named = f"{math.ceil(1000 * smallest_share) / 1000:g}x, {named}"
+    others = []
+    if settings.reserve:
+        others.append(f"{_C.format_bytes(settings.reserve)} reserved")
+    if outside_bytes > 0:
+        others.append(
+            f"{_C.format_bytes(outside_bytes)} that is there beside the model's own tensors, such as an optimizer's "
+            "state, gradients of earlier steps, other models"
+        )
+    if rest_bytes > 0:
+        others.append(f"and {_C.format_bytes(rest_bytes)} taken between forward and backward, as by a loss outside")
+    of = f" ({'; '.join(others)})" if others else ""
     return BudgetError(
-        f"the budget {shown} cannot be kept; the smallest that can is {smallest} bytes "
-        f"({_C.format_bytes(smallest)}), {_C.format_bytes(outside)} of it outside the step{largest}",
+        f"the budget {shown} cannot be kept; the smallest that can is {named}, "
+        f"{_C.format_bytes(outside)} of it outside the step{of}{largest}",
         smallest,
     )
 
@@ -219,7 +244,17 @@ class Step:
             shape = self.shape(rest)
             plan = shape.plan(budget_bytes)
             if plan.schedule is None:
-                raise too_small(self.settings, shape.problem, shape.graph, plan.smallest_budget_bytes, outside_bytes)
+                smallest = plan.smallest_budget_bytes
+                least, most = smallest - self.input_bytes, shape.store_all_bytes - self.input_bytes
+                raise too_small(
+                    self.settings,
+                    shape.problem,
+                    shape.graph,
+                    smallest,
+                    outside_bytes,
+                    rest_bytes=rest.peak_bytes,
+                    smallest_share=least / max(most, 1),
+                )
             _bound(self.plans)
             self.plans[key] = (plan, _C.OpStep(shape.program, plan.schedule))
         return self.plans[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from typing import Any
 
@@ -182,3 +183,28 @@ def test_every_option_is_documented() -> None:
     options = [name for name in inspect.signature(headroom.compile).parameters if name != "model"]
     assert options == list(Settings.__dataclass_fields__)
     assert all(f"\n    {name}\n" in headroom.compile.__doc__ for name in options)
+
+
+def test_refusals_name_what_works_in_the_users_own_unit() -> None:
+    model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.Tanh())])
+    x = torch.randn(64, 16)
+
+    def step(budget: Any, **options: Any) -> None:
+        torch._dynamo.reset()
+        headroom.compile(lambda x: model(x).square().mean(), budget, cache=False, **options)(x).backward()
+        model.zero_grad(set_to_none=True)
+
+    with pytest.raises(headroom.BudgetError) as caught:
+        step("10%")
+    share = re.search(r"the smallest that can is (0\.\d+x), \d+ bytes", str(caught.value)).group(1)
+    step(share)
+    smallest = caught.value.smallest_budget_bytes
+    for _ in range(2):  # asked twice
+        with pytest.raises(headroom.BudgetError, match=f"the smallest that can is {smallest} bytes"):
+            step(smallest - 1)
+        step(smallest)
+    other = torch.zeros(10_000)
+    with pytest.raises(headroom.BudgetError, match=r"1\.00 KiB reserved; 39\.07 KiB .*beside the model") as caught:
+        step(smallest, reserve=1024)
+    assert caught.value.smallest_budget_bytes == smallest + other.nbytes + 1024
+    step(caught.value.smallest_budget_bytes, reserve=1024)
