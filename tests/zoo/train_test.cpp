@@ -6,8 +6,11 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
+#include <set>
 
 #include "headroom/plan/checkpoints.h"
 #include "headroom/runtime/meter.h"
@@ -46,6 +49,15 @@ const std::vector<Case>& cases() {
       {"gpt-tiny", 4, 64},      {"gpt2", 4, 64, narrow()}, {"gpt2-medium", 4, 64, narrow()},
   };
   return all;
+}
+
+/// One network of each family, and the deepest.
+std::vector<Case> cases_of_families() {
+  const std::set<std::string> names = {"alexnet",      "vgg11", "resnet50", "resnet1001", "densenet121",
+                                       "inception-v3", "darts", "unet",     "gpt-tiny",   "gpt2"};
+  std::vector<Case> chosen;
+  std::ranges::copy_if(cases(), std::back_inserter(chosen), [&](const Case& one) { return names.contains(one.name); });
+  return chosen;
 }
 
 uint64_t hash_of(const torch::Tensor& tensor) {
@@ -95,6 +107,8 @@ class ZooTraining : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override { torch::set_num_threads(1); }
 };
+
+class ZooPlanners : public ZooTraining {};
 
 /// Training of one network, again and again from the same start.
 class Trial {
@@ -204,7 +218,7 @@ TEST_P(ZooTraining, KeepsBudgetsAndBits) {
   }
 }
 
-TEST_P(ZooTraining, EveryPlannerIsPredicted) {
+TEST_P(ZooPlanners, EveryPlannerIsPredicted) {
   const Meter meter(torch::kCPU);
   const auto& [name, batch, size, options] = GetParam();
   torch::manual_seed(1);
@@ -282,11 +296,14 @@ TEST(ZooTimeline, OfAlexNet) {
   for (const bool reentrant : {false, true}) expect_predicted_at_every_point("alexnet", 8, 96, {3, 6, 9}, reentrant);
 }
 
-INSTANTIATE_TEST_SUITE_P(Zoo, ZooTraining, ::testing::ValuesIn(cases()), [](const auto& one) {
+std::string name_of(const ::testing::TestParamInfo<Case>& one) {
   std::string name = one.param.name;
   std::erase(name, '-');
   return name;
-});
+}
+
+INSTANTIATE_TEST_SUITE_P(Zoo, ZooTraining, ::testing::ValuesIn(cases()), name_of);
+INSTANTIATE_TEST_SUITE_P(Zoo, ZooPlanners, ::testing::ValuesIn(cases_of_families()), name_of);
 
 TEST(ZooTrainingCases, AreAllOfTheZoo) {
   std::vector<std::string> names;
