@@ -1,4 +1,5 @@
-// Every network of the zoo, trained inside budgets from plain training's memory down to the smallest that can be kept.
+// Networks of the zoo, trained inside budgets from plain training's memory down to the smallest that can be kept: those of
+// cases_of_families(), or all where the environment variable HEADROOM_WHOLE_ZOO is set.
 #include "headroom/runtime/train.h"
 
 #include <gmock/gmock.h>
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <set>
@@ -302,7 +304,9 @@ std::string name_of(const ::testing::TestParamInfo<Case>& one) {
   return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Zoo, ZooTraining, ::testing::ValuesIn(cases()), name_of);
+INSTANTIATE_TEST_SUITE_P(Zoo, ZooTraining,
+                         ::testing::ValuesIn(std::getenv("HEADROOM_WHOLE_ZOO") ? cases() : cases_of_families()),
+                         name_of);
 INSTANTIATE_TEST_SUITE_P(Zoo, ZooPlanners, ::testing::ValuesIn(cases_of_families()), name_of);
 
 TEST(ZooTrainingCases, AreAllOfTheZoo) {
