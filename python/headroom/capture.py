@@ -428,11 +428,11 @@ class Rest(NamedTuple):
     is_held: bool = False  # somebody else holds the outputs' gradients to the end of backward
 
 
-def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]:  # noqa: B008
+def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) -> tuple[_C.Graph, list[int]]:  # noqa: B008
     """The graph that is planned, and the call of each op; -1 for those that hand on forward outputs, and for the rest.
 
     The rest of the step reads the forward outputs and makes their gradients. A last op, with the call -2, stands for
-    what autograd does with the gradients.
+    what autograd does with the gradients, if the graph `accumulates`: if the layouts of gradients are known.
     """
     forward, backward = base_order(of)
     outputs = {of.value_of_tensor[one] for one in of.forward_outputs if one >= 0}
@@ -473,7 +473,7 @@ def make_graph(of: Capture, rest: Rest = Rest()) -> tuple[_C.Graph, list[int]]: 
     effects = [call.values[0] for call in of.calls if call.has_effect]
     kept_values = [one for one in dict.fromkeys([*gradients, *held, *effects]) if not of.values[one].resident]
     kept_values += [*kept_outputs, left]
-    copies_bytes = _copied_gradients_bytes(of)
+    copies_bytes = _copied_gradients_bytes(of) if accumulates else 0
     if copies_bytes > 0:
         accumulated = left + 1
         reads = list(dict.fromkeys(gradients))

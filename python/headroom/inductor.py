@@ -296,7 +296,7 @@ def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Setting
     masks = find_masks(captured)
     fused = fuse(captured, masks)
     fill_kernel_costs(captured, fused, masks, cache, channels_last=channels_last)
-    graph, call_of_op = make_graph(fused)
+    graph, call_of_op = make_graph(fused, accumulates=False)  # Inductor chooses layouts; a trial will tell.
     plain = _C.simulate(graph, _C.store_all(graph))
     problem = _C.Problem(graph)
     return KernelStep(
