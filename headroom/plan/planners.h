@@ -71,8 +71,8 @@ struct Plan {
 /// Runs a planner and the simulator. A schedule above the budget is taken away: planners that heed no budget are then
 /// kInfeasible. lower_bound_ns is at least time_lower_bound_ns(); a planner of least time that meets it is kOptimal;
 /// smallest_budget_bytes is the plan's own peak where the planner does not say. Throws NotApplicable where the planner
-/// does not take this problem or the sums of its plan do not fit int64, InvalidInput where it needs a budget and there is none, InternalError for an invalid
-/// schedule.
+/// does not take this problem or the sums of its plan do not fit int64, InvalidInput where it needs a budget and there is
+/// none, InternalError for an invalid schedule.
 Plan make_plan(const Planner& planner, const Problem& problem, const PlanRequest& request,
                const PlannerOptions& options = {});
 

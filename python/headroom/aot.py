@@ -19,6 +19,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from headroom import _C
 from headroom.budgets import read_budget, read_bytes
 from headroom.capture import (
+    HANDS_ON,
     Call,
     Capture,
     Rest,
@@ -183,7 +184,7 @@ class Shape:
         simulation = _C.simulate(self.graph, store_all)
         self.store_all_bytes = simulation.peak_bytes
         ops = [op for op, _ in store_all.steps()]
-        rest_op = max(op for op, call in enumerate(self.call_of_op) if call == -1)
+        rest_op = max(op for op, call in enumerate(self.call_of_op) if call == HANDS_ON)
         self.held_bytes = simulation.after_bytes[ops.index(rest_op) - 1]  # after forward, where all is stored
         self.settings = settings
         self._smallest_bytes = 0

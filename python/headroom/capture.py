@@ -420,6 +420,12 @@ def _may_recompute(node: fx.Node) -> bool:
     return policy is None or "SAVE" not in str(policy)
 
 
+# In place of a call's number: an op that hands on forward outputs, of which the rest of the step is the last, and one
+# that stands for what autograd does with the gradients. As in headroom/runtime/op_program.h.
+HANDS_ON = -1
+ACCUMULATES = -2
+
+
 class Rest(NamedTuple):
     """What is done between a graph's forward and its backward, as one op: what it has at most, and what it leaves."""
 
@@ -429,10 +435,10 @@ class Rest(NamedTuple):
 
 
 def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) -> tuple[_C.Graph, list[int]]:  # noqa: B008
-    """The graph that is planned, and the call of each op; -1 for those that hand on forward outputs, and for the rest.
+    """The graph that is planned, and the call of each op, or HANDS_ON or ACCUMULATES.
 
-    The rest of the step reads the forward outputs and makes their gradients. A last op, with the call -2, stands for
-    what autograd does with the gradients, if the graph `accumulates`: if the layouts of gradients are known.
+    The rest of the step reads the forward outputs and makes their gradients. The last op stands for what autograd
+    does with the gradients, if the graph `accumulates`: if the layouts of gradients are known.
     """
     forward, backward = base_order(of)
     outputs = {of.value_of_tensor[one] for one in of.forward_outputs if one >= 0}
@@ -455,7 +461,7 @@ def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) ->
                 handed_on.append(value)
                 kept = len(of.values) + len(handed_on) - 1
                 ops.append((f"output {of.values[value].name}", False, [value], [kept], 0, 0, False, []))
-                call_of_op.append(-1)
+                call_of_op.append(HANDS_ON)
     kept_outputs = list(range(len(of.values), len(of.values) + len(handed_on)))
     tangents = list(dict.fromkeys(of.value_of_tensor[one] for one in of.backward_inputs if one >= 0))
     left = len(of.values) + len(handed_on)
@@ -463,7 +469,7 @@ def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) ->
     # What has an effect in forward runs before the rest of the step, whatever reads its result.
     effects = [of.calls[position].values[0] for position in forward if of.calls[position].has_effect]
     ops.append(("the rest of the step", True, [*kept_outputs, *effects], [*tangents, left], 0, workspace, False, []))
-    call_of_op.append(-1)
+    call_of_op.append(HANDS_ON)
     for position in backward:
         add(position, is_backward=True)
     gradients = [of.value_of_tensor[one] for one in of.backward_outputs if one >= 0]
@@ -478,7 +484,7 @@ def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) ->
         accumulated = left + 1
         reads = list(dict.fromkeys(gradients))
         ops.append(("accumulate gradients", True, reads, [accumulated], 0, copies_bytes, False, []))
-        call_of_op.append(-2)
+        call_of_op.append(ACCUMULATES)
         kept_values.append(accumulated)
     # All values keep their numbers: what no op reads or writes takes part as resident and of no size.
     used = {value for _, _, reads, made, *_ in ops for value in [*reads, *made]}

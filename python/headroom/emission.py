@@ -16,7 +16,7 @@ from torch._prims import rng_prims
 from torch.utils import _pytree as pytree
 
 from headroom import _C, mutation  # noqa: F401 - headroom::copy is defined there
-from headroom.capture import Capture, is_tensor
+from headroom.capture import HANDS_ON, Capture, is_tensor
 
 if TYPE_CHECKING:
     from headroom.inductor import KernelStep
@@ -151,7 +151,7 @@ def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tupl
 
     steps = schedule.steps()
     runs = Counter(op for op, _ in steps)
-    end = max((i for i, (op, _) in enumerate(steps) if op >= 0 and step.call_of_op[op] == -1), default=-1) + 1
+    end = max((i for i, (op, _) in enumerate(steps) if op >= 0 and step.call_of_op[op] == HANDS_ON), default=-1) + 1
     for position, (op, value) in enumerate(steps):
         if position == end:
             end_forward()
@@ -161,7 +161,7 @@ def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tupl
             call = fused.calls[step.call_of_op[op]]
             emission.run(call.node, draws_again=call.draws and runs[op] > 1)
             emission.drop(nodes_in.get(value, ()))
-        elif step.call_of_op[op] == -1:
+        elif step.call_of_op[op] == HANDS_ON:
             for node in wanted:
                 if fused.value_of_tensor[fused.number[node]] in step.graph.op_inputs(op):
                     handed_on[node] = emission.get(node)

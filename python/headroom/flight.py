@@ -52,7 +52,7 @@ class Place:
     gaps: deque[int] = field(default_factory=lambda: deque([0], _LEARNING_STEPS))  # see gap_bytes
     rests: deque[Rest] = field(default_factory=lambda: deque(maxlen=_LEARNING_STEPS))  # the last that were measured
     watches: int = 0  # measurements that have begun
-    measured_at: int = 0  # the number of the forward whose rest was measured last
+    watched_at: int = 0  # the number of the forward at which a measurement began last
     crossed_at: int | None = None  # the forward whose backward came last while graphs in it were still in flight
 
     @property
@@ -81,7 +81,7 @@ class Place:
 
     def is_learning(self, *, recomputes: bool) -> bool:
         """Whether to measure the rest of this step."""
-        if self.forwards - self.measured_at >= _REMEMBERED_STEPS:
+        if self.forwards - self.watched_at >= _REMEMBERED_STEPS:
             return recomputes
         if len(self.rests) < _LEARNING_STEPS:
             return self.watches < _MOST_LEARNING_STEPS
@@ -203,7 +203,9 @@ class Device:
             device_bytes = step.settings.device_bytes(root_before, root)
             op_step = step.choose(place, before, device_bytes, is_inner=bool(outer))
             is_learning = place.is_learning(recomputes=step.recomputes_at(place))
-            place.watches += is_learning
+            if is_learning:
+                place.watches += 1
+                place.watched_at = place.forwards
         outputs, frame = op_step.forward(arguments)
         with self.lock:
             after = self.meter.current_bytes()
@@ -245,7 +247,6 @@ class Device:
         known = place.own_rest
         if flight.is_learning:
             place.rests.append(Rest(peak, max(left, 0)))
-            place.measured_at = place.forwards
         elif left > known.left_bytes or peak > known.peak_bytes:
             place.rests.append(Rest(max(peak, known.peak_bytes), max(left, known.left_bytes), known.is_held))
 

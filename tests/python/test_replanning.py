@@ -103,9 +103,12 @@ def test_a_second_forward_in_flight_is_forgotten(monkeypatch: pytest.MonkeyPatch
     assert trained.slowdowns[-1] == 1
 
 
-def test_a_forward_without_backward_is_measured_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_a_forward_without_backward_is_measured_a_few_times_only(
+    recomputes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A measurement starts the device's peak anew, which users read."""
-    trained = Trained(lambda plan: plan.plain_peak + 1000)
+    trained = Trained(lambda plan: plan.smallest_budget + 1000 if recomputes else plan.plain_peak + 1000)
     resets = []
     device = flight.flights_on(CPU)
 
@@ -119,7 +122,7 @@ def test_a_forward_without_backward_is_measured_a_few_times_only(monkeypatch: py
 
     meter = device.meter
     monkeypatch.setattr(device, "meter", Counting())
-    for _ in range(30):
+    for _ in range(90):
         trained.compiled(trained.x)
     assert 0 < len(resets) <= 2 * flight._MOST_LEARNING_STEPS
 
