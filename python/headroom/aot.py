@@ -32,6 +32,7 @@ from headroom.capture import (
     normalized_arguments,
 )
 from headroom.costs import CostCache, fill_costs
+from headroom.excess import Excess
 from headroom.flight import Place, flights_on, unwatched
 from headroom.rewrite import (
     call_eager_batch_norms,
@@ -134,13 +135,15 @@ def too_small(
     outside_bytes: int,
     *,
     rest_bytes: int = 0,
+    excess_bytes: int = 0,
     smallest_share: float | None = None,
 ) -> BudgetError:
     """What to raise where nothing below this peak, beside what is outside the graph, can be planned.
 
-    `rest_bytes` is the peak of what is done between forward and backward, which the smallest peak includes.
+    `rest_bytes` is the peak of what is done between forward and backward, which the smallest peak includes, and
+    `excess_bytes` is what steps take beyond what plans predict.
     """
-    outside = outside_bytes + int(settings.reserve)
+    outside = outside_bytes + excess_bytes + int(settings.reserve)
     smallest = smallest_bytes + outside
     tightest = _C.make_plan(problem, settings.planner, smallest_bytes, 0)
     largest = ""
@@ -163,6 +166,8 @@ def too_small(
             f"{_C.format_bytes(outside_bytes)} that is there beside the model's own tensors, such as an optimizer's "
             "state, gradients of earlier steps, other models"
         )
+    if excess_bytes > 0:
+        others.append(f"{_C.format_bytes(excess_bytes)} that steps take beyond the sum of their tensors")
     if rest_bytes > 0:
         others.append(f"and {_C.format_bytes(rest_bytes)} taken between forward and backward, as by a loss outside")
     of = f" ({'; '.join(others)})" if others else ""
@@ -186,6 +191,7 @@ class Shape:
         ops = [op for op, _ in store_all.steps()]
         rest_op = max(op for op, call in enumerate(self.call_of_op) if call == HANDS_ON)
         self.held_bytes = simulation.after_bytes[ops.index(rest_op) - 1]  # after forward, where all is stored
+        self.rest_op = rest_op
         self.settings = settings
         self._smallest_bytes = 0
 
@@ -238,14 +244,18 @@ class Step:
             self.shapes[rest] = Shape(self.captured, self.calls, rest, self.settings)
         return self.shapes[rest]
 
-    def plan(self, budget_bytes: int, rest: Rest, outside_bytes: int) -> tuple[_C.Plan, _C.OpStep]:
-        """The plan for a peak in the graph's own terms; each is made once. Throws BudgetError."""
+    def plan(self, budget_bytes: int, rest: Rest, outside_bytes: int, excess: Excess) -> tuple[_C.Plan, _C.OpStep]:
+        """The plan for a peak in the graph's own terms; each is made once.
+
+        Throws BudgetError, whose number leaves the excess free, or what is assumed of it where it is not known.
+        """
         key = (rest, budget_bytes)
         if key not in self.plans:
             shape = self.shape(rest)
             plan = shape.plan(budget_bytes)
             if plan.schedule is None:
                 smallest = plan.smallest_budget_bytes
+                excess = excess or Excess(self.captured.device)
                 least, most = smallest - self.input_bytes, shape.store_all_bytes - self.input_bytes
                 raise too_small(
                     self.settings,
@@ -254,21 +264,21 @@ class Step:
                     smallest,
                     outside_bytes,
                     rest_bytes=rest.peak_bytes,
-                    smallest_share=least / max(most, 1),
+                    excess_bytes=excess.add(least) - least,
+                    smallest_share=excess.add(least) / max(excess.add(most), 1),
                 )
             _bound(self.plans)
             self.plans[key] = (plan, _C.OpStep(shape.program, plan.schedule))
         return self.plans[key]
 
-    def choose(self, place: Place, before_bytes: int, device_bytes: int | None, *, is_inner: bool) -> _C.OpStep:
+    def choose(self, place: Place, before_bytes: int, device_bytes: int | None, *, is_inner: bool) -> Chosen:
         """What to run at a place with this much on the device and this much allowed: as before, where that fits."""
-        outside = before_bytes - self.input_bytes
         if device_bytes is None:
             rest = place.rest(1)
             budget = self.shape(rest).store_all_bytes
         else:
             rest = place.fair_rest(device_bytes - before_bytes)
-            budget = device_bytes - outside
+            budget = self.input_bytes + place.excess.subtract(device_bytes - before_bytes)
         now = self.chosen.get(place)
         if now is not None:
             if rest != now.rest and now.rest_fits != rest:
@@ -276,31 +286,38 @@ class Step:
                 now.rest_fits = rest
             has_more = budget - rest.peak_bytes > now.free_bytes + _MUCH_MORE * budget
             fits = now.peak_bytes is not None and now.peak_bytes <= budget
-            if fits and not (has_more and self.recomputes_at(place)):
-                return now.op_step
+            if fits and not (has_more and now.recomputes()):
+                return now
+        outside = before_bytes - self.input_bytes
         try:
-            plan, op_step = self.plan(budget, rest, outside)
+            plan, op_step = self.plan(budget, rest, outside, place.excess)
         except BudgetError as error:
             if not is_inner:
                 raise
             # Those in flight did not know of it; in the next step they leave it room.
             warnings.warn(f"headroom: over the budget in this step, until it is planned again: {error}", stacklevel=2)
-            return self.plan(self.shape(rest).smallest_bytes(), rest, outside)[1]
-        self.chosen[place] = Chosen(plan, op_step, rest, rest, plan.peak_bytes, budget - rest.peak_bytes)
+            plan, op_step = self.plan(self.shape(rest).smallest_bytes(), rest, outside, place.excess)
+            return Chosen(plan, op_step, rest, rest, plan.peak_bytes, 0)
+        now = self.chosen[place] = Chosen(plan, op_step, rest, rest, plan.peak_bytes, budget - rest.peak_bytes)
         if self.settings.on_plan is not None:
             peak, inputs = plan.peak_bytes, self.input_bytes
             self.settings.on_plan(Planned(peak - inputs, budget - inputs, plan.time_ns, plan.base_time_ns))
-        return op_step
-
-    def recomputes_at(self, place: Place) -> bool:
-        """Whether what runs at a place takes more time than storing all."""
-        now = self.chosen.get(place)
-        return now is not None and now.plan.time_ns > now.plan.base_time_ns
+        return now
 
     def _peak_beside(self, rest: Rest, schedule: _C.Schedule) -> int | None:
         """The peak of a schedule that was made for another rest of the step; None: it is not valid beside this one."""
         graph = self.shape(rest).graph
         return _C.simulate(graph, schedule).peak_bytes if _C.is_valid(graph, schedule) else None
+
+    def predicted_peaks(self, schedule: _C.Schedule, rest: Rest) -> tuple[int, int] | None:
+        """What forward and backward add at most by a schedule beside this rest; None: it is not valid beside it."""
+        shape = self.shape(rest)
+        if not _C.is_valid(shape.graph, schedule):
+            return None
+        moments = _C.simulate(shape.graph, schedule).moment_bytes
+        middle = [op for op, _ in schedule.steps()].index(shape.rest_op)
+        halves = (moments[:middle], moments[middle + 1 :])
+        return tuple(max(half, default=self.input_bytes) - self.input_bytes for half in halves)
 
     @functools.cached_property
     def input_bytes(self) -> int:
@@ -318,6 +335,11 @@ class Chosen:
     rest_fits: Rest  # that its peak was last simulated with
     peak_bytes: int | None  # None: the schedule is not valid beside that rest
     free_bytes: int  # of the budget that it was planned for, beside the peak of that rest
+    steps: int = 0  # that have run it
+
+    def recomputes(self) -> bool:
+        """Whether it takes more time than storing all."""
+        return self.plan.time_ns > self.plan.base_time_ns
 
 
 def make_calls(captured: Capture) -> list[_C.OpCall]:

@@ -20,6 +20,7 @@ from headroom import _C
 from headroom.aot import BudgetError, Planned, Settings, Step, compile_graph, meter_of
 from headroom.capture import Rest
 from headroom.entrance import NOTHING_CAPTURED, count_graph, watch_calls
+from headroom.excess import Excess
 from headroom.tracing import drop_full_masks
 from headroom.unsupported import Unsupported, check_inputs, module_of, source_of
 
@@ -282,12 +283,17 @@ def _outside_now(step: Step) -> int:
 def _plan(step: Step, outside_bytes: int) -> tuple[int, _C.Plan]:
     """The budget in the graph's terms, and the plan."""
     shape = step.shape(Rest())
+    excess = Excess(step.captured.device)
     budget = step.settings.graph_budget(shape.graph, shape.store_all_bytes, outside_bytes)
-    return budget, step.plan(budget, Rest(), outside_bytes)[0]
+    planned = budget
+    if step.settings.limit_bytes() is not None:
+        planned = step.input_bytes + excess.subtract(budget - step.input_bytes)
+    return budget, step.plan(planned, Rest(), outside_bytes, excess)[0]
 
 
 def _device_plan(step: Step, outside_bytes: int) -> MemoryPlan:
     shape = step.shape(Rest())
+    excess = Excess(step.captured.device)
     budget, plan_of_step = _plan(step, outside_bytes)
     return MemoryPlan(
         plan_of_step.status,
@@ -299,7 +305,7 @@ def _device_plan(step: Step, outside_bytes: int) -> MemoryPlan:
         shape.store_all_bytes + outside_bytes,
         plan_of_step.base_time_ns,
         plan_of_step.lower_bound_ns,
-        shape.smallest_bytes() + outside_bytes,
+        outside_bytes + step.input_bytes + excess.add(shape.smallest_bytes() - step.input_bytes),
         outside_bytes,
         step,
         plan_of_step,

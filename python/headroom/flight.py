@@ -6,6 +6,8 @@ learned in the first steps, until three in a row agree, and now and then later; 
 their own plans, and forgotten if they have not come for a while. Where there is more memory than the
 smallest plans need, each graph gets the same share of the way from its smallest plan to storing all.
 
+Measured steps also say how far real peaks are above predicted ones (excess.Excess), which later plans leave free.
+
 Only graphs of one compiled model (one Settings object) that one thread has entered share a budget: they are a Stack.
 What other stacks do on the device at the same time is not learned as part of a step.
 """
@@ -26,9 +28,10 @@ import torch
 from headroom import _C
 from headroom.capture import Rest
 from headroom.entrance import count_graph
+from headroom.excess import Excess
 
 if TYPE_CHECKING:
-    from headroom.aot import Step
+    from headroom.aot import Chosen, Step
 
 # Steps that must agree about the rest, and in how many it is measured at most. A measurement starts the device's one
 # peak anew, so it must end.
@@ -38,6 +41,8 @@ _MOST_LEARNING_STEPS = 10
 _AGREEMENT = 0.02
 # Steps after which a graph that comes no more is forgotten, and the rest of a step that recomputes is measured again.
 _REMEMBERED_STEPS = 32
+# Steps in which the peak of a new plan is measured.
+_MEASURED_STEPS = 2
 _SHARE_STEPS = 64
 
 
@@ -54,6 +59,10 @@ class Place:
     watches: int = 0  # measurements that have begun
     watched_at: int = 0  # the number of the forward at which a measurement began last
     crossed_at: int | None = None  # the forward whose backward came last while graphs in it were still in flight
+    excess: Excess = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.excess = Excess(self.step.captured.device)
 
     @property
     def gap_bytes(self) -> int:
@@ -79,17 +88,22 @@ class Place:
     def _recent_inner(self) -> list[Place]:
         return [one for one in self.inner.values() if one.seen_at + _REMEMBERED_STEPS >= self.forwards]
 
-    def is_learning(self, *, recomputes: bool) -> bool:
-        """Whether to measure the rest of this step."""
+    def is_learning(self, *, recomputes: bool, plan_steps: int) -> bool:
+        """Whether to measure this step, in which its plan has run `plan_steps` times before."""
         if self.forwards - self.watched_at >= _REMEMBERED_STEPS:
-            return recomputes
+            return recomputes and bool(self.rests)
+        if plan_steps < _MEASURED_STEPS and self.watches < _MOST_LEARNING_STEPS:
+            return True
         if len(self.rests) < _LEARNING_STEPS:
             return self.watches < _MOST_LEARNING_STEPS
         peaks = [rest.peak_bytes for rest in self.rests]
         return max(peaks) > (1 + _AGREEMENT) * min(peaks) and self.watches < _MOST_LEARNING_STEPS
 
     def added_bytes(self, share: float) -> int:
-        """What it adds to what was there before it, the graphs in it included; of 0 the least, of 1 in storing all."""
+        """What it adds to what was there before it, its excess and the graphs in it included.
+
+        A share of 0 is its smallest plan, of 1 storing all.
+        """
         least = self.smallest_bytes() if share < 1 else 0
         most = self.store_all_bytes() if share > 0 else 0
         return round((1 - share) * least + share * most)
@@ -100,10 +114,10 @@ class Place:
         return min(self.step.shape(self.rest(1)).held_bytes - self.step.input_bytes + inner, self.added_bytes(share))
 
     def smallest_bytes(self) -> int:
-        return self.step.shape(self.rest(0)).smallest_bytes() - self.step.input_bytes
+        return self.excess.add(self.step.shape(self.rest(0)).smallest_bytes() - self.step.input_bytes)
 
     def store_all_bytes(self) -> int:
-        return self.step.shape(self.rest(1)).store_all_bytes - self.step.input_bytes
+        return self.excess.add(self.step.shape(self.rest(1)).store_all_bytes - self.step.input_bytes)
 
     def fair_rest(self, available_bytes: int) -> Rest:
         """The rest where this graph and those in it share that. Whatever fits the smallest plans fits so."""
@@ -120,14 +134,17 @@ class Flight:
     """One forward that waits for its backward."""
 
     place: Place
-    op_step: _C.OpStep
+    chosen: Chosen
     frame: _C.Frame
     stack: Stack
     root_before_bytes: int  # on the device before the first of those in flight
+    limit_bytes: int | None  # on the device, by the budget
+    before_bytes: int  # on the device before its forward
+    forward_peak_bytes: int  # on the device during its forward, if that was measured
     after_bytes: int  # on the device after its forward
     root: Place
     is_alone: bool  # no other stack has run on the device since its forward
-    is_learning: bool  # the rest of its step is to be measured
+    is_learning: bool  # its step is to be measured
     is_watched: bool = False  # the peak since its forward, or since the last graph in it, is its rest's
     peak_bytes: int = 0  # of its rest, so far
 
@@ -201,34 +218,62 @@ class Device:
                 root_before = before
             place.forwards += 1
             device_bytes = step.settings.device_bytes(root_before, root)
-            op_step = step.choose(place, before, device_bytes, is_inner=bool(outer))
-            is_learning = place.is_learning(recomputes=step.recomputes_at(place))
+            chosen = step.choose(place, before, device_bytes, is_inner=bool(outer))
+            is_learning = place.is_learning(recomputes=chosen.recomputes(), plan_steps=chosen.steps)
+            chosen.steps += 1
             if is_learning:
                 place.watches += 1
                 place.watched_at = place.forwards
-        outputs, frame = op_step.forward(arguments)
+                self.meter.reset_peak()
+        outputs, frame = chosen.op_step.forward(arguments)
         with self.lock:
+            peak = self.meter.peak_bytes() if is_learning else 0
             after = self.meter.current_bytes()
-            flight = Flight(place, op_step, frame, stack, root_before, after, root, is_alone, is_learning)
+            flight = Flight(
+                place, chosen, frame, stack, root_before, device_bytes, before, peak, after, root, is_alone, is_learning
+            )
             stack.push(flight)
             self.resume()
         return outputs, flight
 
     def backward(self, flight: Flight, gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
         with self.lock:
-            self._end_rest(flight, gradients)
-        results, is_held = flight.op_step.backward(flight.frame, gradients)
+            has_inner = self._end_rest(flight, gradients)
+            if flight.is_learning:
+                self.meter.reset_peak()
+        results, is_held = flight.chosen.op_step.backward(flight.frame, gradients)
         with self.lock:
+            peak = self.meter.peak_bytes() if flight.is_learning else 0
             rests = flight.place.rests
             if is_held and rests:
                 rests[-1] = rests[-1]._replace(is_held=True)
             elif is_held:
                 rests.append(Rest(is_held=True))
+            if flight.is_learning and flight.is_alone:
+                self._learn_excess(flight, peak, has_inner=has_inner)
             self.resume()
         return results
 
-    def _end_rest(self, flight: Flight, gradients: list[torch.Tensor | None]) -> None:
-        """Takes the flight off its stack, and learns what the rest of the step left."""
+    def _learn_excess(self, flight: Flight, backward_peak_bytes: int, *, has_inner: bool) -> None:
+        """Learns what a flight took beyond what its plan predicts beside the rest that there was, or beyond its limit.
+
+        Of graphs that are still in flight the prediction does not know how much they hold.
+        """
+        place = flight.place
+        excess = place.excess.largest_bytes() if has_inner else 0
+        predicted = None if has_inner else place.step.predicted_peaks(flight.chosen.plan.schedule, place.rests[-1])
+        if predicted is not None:
+            forward, backward = flight.forward_peak_bytes - predicted[0], backward_peak_bytes - predicted[1]
+            excess = max(forward, backward) - flight.before_bytes
+        if flight.limit_bytes is not None:
+            rest_peak_bytes = flight.after_bytes + flight.peak_bytes
+            over = max(flight.forward_peak_bytes, rest_peak_bytes, backward_peak_bytes) - flight.limit_bytes
+            excess = max(excess, place.excess.largest_bytes() + over if over > 0 else 0)
+        place.excess.measure(excess)
+
+    def _end_rest(self, flight: Flight, gradients: list[torch.Tensor | None]) -> bool:
+        """Takes the flight off its stack, and learns what the rest of the step left. Returns whether graphs that were
+        entered after it are still in flight."""
         self.pause()
         self._disturb_others(flight.stack)
         flights = flight.stack.flights()
@@ -238,7 +283,7 @@ class Device:
         if inner:
             place.crossed_at = place.forwards
         if not flight.is_alone:
-            return
+            return bool(inner)
         given_bytes = _C.storage_bytes(gradients)
         left = self.meter.current_bytes() - flight.after_bytes - given_bytes
         if inner:
@@ -249,6 +294,7 @@ class Device:
             place.rests.append(Rest(peak, max(left, 0)))
         elif left > known.left_bytes or peak > known.peak_bytes:
             place.rests.append(Rest(max(peak, known.peak_bytes), max(left, known.left_bytes), known.is_held))
+        return bool(inner)
 
     def _flights(self) -> list[Flight]:
         return [flight for stack in self.stacks.values() for flight in stack.flights()]
