@@ -244,7 +244,9 @@ class Step:
             self.shapes[rest] = Shape(self.captured, self.calls, rest, self.settings)
         return self.shapes[rest]
 
-    def plan(self, budget_bytes: int, rest: Rest, outside_bytes: int, excess: Excess) -> tuple[_C.Plan, _C.OpStep]:
+    def plan(
+        self, budget_bytes: int, rest: Rest, outside_bytes: int, excess: Excess | None = None
+    ) -> tuple[_C.Plan, _C.OpStep]:
         """The plan for a peak in the graph's own terms; each is made once.
 
         Throws BudgetError, whose number leaves the excess free, or what is assumed of it where it is not known.
@@ -278,7 +280,7 @@ class Step:
             budget = self.shape(rest).store_all_bytes
         else:
             rest = place.fair_rest(device_bytes - before_bytes)
-            budget = self.input_bytes + place.excess.subtract(device_bytes - before_bytes)
+            budget = self.input_bytes + place.excess.subtract(device_bytes - before_bytes - place.over_bytes)
         now = self.chosen.get(place)
         if now is not None:
             if rest != now.rest and now.rest_fits != rest:
@@ -288,7 +290,7 @@ class Step:
             fits = now.peak_bytes is not None and now.peak_bytes <= budget
             if fits and not (has_more and now.recomputes()):
                 return now
-        outside = before_bytes - self.input_bytes
+        outside = before_bytes - self.input_bytes + place.over_bytes
         try:
             plan, op_step = self.plan(budget, rest, outside, place.excess)
         except BudgetError as error:

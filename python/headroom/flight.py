@@ -59,6 +59,7 @@ class Place:
     watches: int = 0  # measurements that have begun
     watched_at: int = 0  # the number of the forward at which a measurement began last
     crossed_at: int | None = None  # the forward whose backward came last while graphs in it were still in flight
+    over_bytes: int = 0  # to leave free so that its steps, which were over their limit, keep to it
     excess: Excess = field(init=False)
 
     def __post_init__(self) -> None:
@@ -255,21 +256,20 @@ class Device:
         return results
 
     def _learn_excess(self, flight: Flight, backward_peak_bytes: int, *, has_inner: bool) -> None:
-        """Learns what a flight took beyond what its plan predicts beside the rest that there was, or beyond its limit.
+        """Learns what a flight took beyond what its plan predicts beside the rest that there was, and beyond its limit.
 
-        Of graphs that are still in flight the prediction does not know how much they hold.
+        Of graphs that are still in flight the prediction does not know how much they hold. In the first step that is
+        measured, the limit may be exceeded by a rest that was not known.
         """
         place = flight.place
-        excess = place.excess.largest_bytes() if has_inner else 0
         predicted = None if has_inner else place.step.predicted_peaks(flight.chosen.plan.schedule, place.rests[-1])
         if predicted is not None:
             forward, backward = flight.forward_peak_bytes - predicted[0], backward_peak_bytes - predicted[1]
-            excess = max(forward, backward) - flight.before_bytes
-        if flight.limit_bytes is not None:
+            place.excess.measure(max(forward, backward) - flight.before_bytes)
+        if flight.limit_bytes is not None and len(place.rests) > 1:
             rest_peak_bytes = flight.after_bytes + flight.peak_bytes
             over = max(flight.forward_peak_bytes, rest_peak_bytes, backward_peak_bytes) - flight.limit_bytes
-            excess = max(excess, place.excess.largest_bytes() + over if over > 0 else 0)
-        place.excess.measure(excess)
+            place.over_bytes = max(place.over_bytes + over, 0)
 
     def _end_rest(self, flight: Flight, gradients: list[torch.Tensor | None]) -> bool:
         """Takes the flight off its stack, and learns what the rest of the step left. Returns whether graphs that were

@@ -124,7 +124,7 @@ class StepWriter:
         if "autocast" in self.traits:
             call = Statement("with torch.autocast(DEVICE, torch.bfloat16):", [call])
         if self.chance(0.05):
-            self.traits.add("irregular")
+            self.traits |= {"irregular", "saved tensors hooks"}
             call = Statement(f"with {self.rng.choice(HOOKED)}:", [call])
         return [call]
 

@@ -1,0 +1,85 @@
+"""The bytes of an optimizer's state that its first step has yet to make."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from headroom import _C
+
+
+class PendingState:
+    """What an optimizer is going to allocate in its first step, on the device of its parameters."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer: expected a torch.optim.Optimizer, found {optimizer!r}")
+        self.optimizer = optimizer
+        self.expected_bytes: int | None = None  # None: not asked yet
+
+    def missing_bytes(self) -> int:
+        """Returns how much of the state is not there yet; 0 from the first time on that all is."""
+        if self.expected_bytes is None:
+            self.expected_bytes = _state_bytes(_stepped(self.optimizer))
+        if self.expected_bytes == 0:
+            return 0
+        missing = self.expected_bytes - _state_bytes(self.optimizer)
+        if missing <= 0:
+            self.expected_bytes = 0
+        return max(missing, 0)
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _stepped(optimizer: Optimizer) -> Optimizer:
+    """Returns a copy of the optimizer that has made a step on stand-ins without memory."""
+    with _disable_current_modes():
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        groups = []
+        for group in optimizer.param_groups:
+            fakes = [mode.from_tensor(one.detach()).requires_grad_(one.requires_grad) for one in group["params"]]
+            groups.append({**group, "params": fakes})
+        stand_in = copy.copy(optimizer)
+        stand_in.state = type(optimizer.state)(optimizer.state.default_factory)
+        stand_in.param_groups = groups
+        for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            setattr(stand_in, hooks, {})
+        with mode:
+            for fake in _parameters(stand_in):
+                fake.grad = torch.zeros_like(fake) if fake.requires_grad else None
+            for group in groups:
+                stand_in.param_groups = [group]
+                made = len(stand_in.state)
+                try:
+                    type(optimizer).step(stand_in)
+                except Exception as error:  # Some ask for numbers, which stand-ins do not have, once the state is made.
+                    if len(stand_in.state) == made:
+                        name = type(optimizer).__name__
+                        raise ValueError(
+                            f"optimizer: the state of {name} is not known before its first step; give its bytes as "
+                            f"reserve= instead ({error})"
+                        ) from error
+    return stand_in
+
+
+def _state_bytes(optimizer: Optimizer) -> int:
+    """Returns the allocated bytes of the state's tensors on the devices of their parameters."""
+    storages: dict[int, int] = {}
+    for parameter, state in optimizer.state.items():
+        for tensor in _tensors(state):
+            if isinstance(parameter, torch.Tensor) and tensor.device == parameter.device:
+                storage = tensor.untyped_storage()
+                storages[storage._cdata] = _C.allocated_bytes(storage.nbytes(), tensor.device)
+    return sum(storages.values())
+
+
+def _tensors(state: object) -> Iterable[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, torch.Tensor)]
