@@ -34,6 +34,7 @@ from headroom.capture import (
 from headroom.costs import CostCache, fill_costs
 from headroom.excess import Excess
 from headroom.flight import Place, flights_on, unwatched
+from headroom.optimizers import PendingState
 from headroom.rewrite import (
     call_eager_batch_norms,
     draw_in_layout,
@@ -76,6 +77,7 @@ class Settings:
     reserve: int | str = 0
     cache: bool = True
     on_plan: Callable[[Planned], None] | None = None  # told of each plan that is to be run
+    optimizer: torch.optim.Optimizer | None = None  # whose state is counted before it is there
 
     def __post_init__(self) -> None:
         if self.planner not in _C.planner_names():
@@ -84,6 +86,7 @@ class Settings:
             raise ValueError(f"kernels must be eager or inductor, found {self.kernels!r}")
         self.reserve = read_bytes(self.reserve, "reserve")
         self.budget = read_budget(self.budget)
+        self._pending_state = None if self.optimizer is None else PendingState(self.optimizer)
 
     def graph_budget(self, graph: _C.Graph, store_all_bytes: int, outside_bytes: int) -> int:
         """The largest simulated peak, where this much is on the device beside the graph's values."""
@@ -95,8 +98,13 @@ class Settings:
         return self.limit_bytes() - outside_bytes
 
     def limit_bytes(self) -> int | None:
-        """What may be on the device; None: the budget is no number of bytes."""
-        return self.budget - int(self.reserve) if isinstance(self.budget, int) else None
+        """What may be on the device now; None: the budget is no number of bytes."""
+        return self.budget - self.kept_free_bytes() if isinstance(self.budget, int) else None
+
+    def kept_free_bytes(self) -> int:
+        """What a budget in bytes keeps back: the reserve, and what the optimizer has yet to allocate."""
+        pending = 0 if self._pending_state is None else self._pending_state.missing_bytes()
+        return int(self.reserve) + pending
 
     def device_bytes(self, before_bytes: int, root: Place) -> int | None:
         """What may be on the device in a step that begins with this much there; None: no limit."""
@@ -143,7 +151,8 @@ def too_small(
     `rest_bytes` is the peak of what is done between forward and backward, which the smallest peak includes, and
     `excess_bytes` is what steps take beyond what plans predict.
     """
-    outside = outside_bytes + excess_bytes + int(settings.reserve)
+    kept_free = settings.kept_free_bytes()
+    outside = outside_bytes + excess_bytes + kept_free
     smallest = smallest_bytes + outside
     tightest = _C.make_plan(problem, settings.planner, smallest_bytes, 0)
     largest = ""
@@ -161,6 +170,10 @@ def too_small(
     others = []
     if settings.reserve:
         others.append(f"{_C.format_bytes(settings.reserve)} reserved")
+    if kept_free > settings.reserve:
+        others.append(
+            f"{_C.format_bytes(kept_free - settings.reserve)} for the optimizer's state, which is yet to come"
+        )
     if outside_bytes > 0:
         others.append(
             f"{_C.format_bytes(outside_bytes)} that is there beside the model's own tensors, such as an optimizer's "
@@ -171,9 +184,12 @@ def too_small(
     if rest_bytes > 0:
         others.append(f"and {_C.format_bytes(rest_bytes)} taken between forward and backward, as by a loss outside")
     of = f" ({'; '.join(others)})" if others else ""
+    hint = ""
+    if isinstance(settings.budget, int) and settings.optimizer is None:
+        hint = "; the state that an optimizer makes in its first step comes on top, unless optimizer= names it"
     return BudgetError(
         f"the budget {shown} cannot be kept; the smallest that can is {named}, "
-        f"{_C.format_bytes(outside)} of it outside the step{of}{largest}",
+        f"{_C.format_bytes(outside)} of it outside the step{of}{largest}{hint}",
         smallest,
     )
 

@@ -127,6 +127,7 @@ def compile(  # noqa: A001
     reserve: float | str = 0,
     cache: bool = True,
     on_plan: Callable[[Planned], None] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Model:
     """Compiles a module or a function so that it trains inside ``budget``.
 
@@ -144,10 +145,13 @@ def compile(  # noqa: A001
         Whether times of operators are kept on disk for later processes.
     on_plan
         Called with each plan that is going to be run.
+    optimizer
+        The optimizer that is going to train the model. A budget in bytes then has room for its state from the first
+        step on, in which it is not there yet.
 
     A budget that cannot be kept raises BudgetError in the first call, with the smallest that can.
     """
-    backend = _Backend(Settings(budget, planner, kernels, reserve, cache, on_plan))
+    backend = _Backend(Settings(budget, planner, kernels, reserve, cache, on_plan, optimizer))
     compiled = torch.compile(model, backend=backend, dynamic=False)
     if isinstance(compiled, OptimizedModule):
         compiled.__class__ = CompiledModule

@@ -173,6 +173,8 @@ class Device:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        if device.type == "cuda":
+            _make_workspaces(device)
         self.meter = _C.Meter(device)
         self.lock = threading.RLock()
         self.stacks: dict[tuple[int, int], Stack] = {}  # by thread and Settings object, while they have flights
@@ -305,6 +307,14 @@ class Device:
         for flight in others:
             flight.is_alone = False
         return not others
+
+
+def _make_workspaces(device: torch.device) -> None:
+    """Has cuBLAS allocate what it keeps for this thread and for autograd's, so that no step's peak includes it."""
+    with torch.enable_grad():
+        for dtype in (torch.float32, torch.bfloat16):
+            weight = torch.ones(16, 16, device=device, dtype=dtype, requires_grad=True)
+            torch.addmm(weight[0], weight, weight).sum().backward()
 
 
 _devices: dict[torch.device, Device] = {}

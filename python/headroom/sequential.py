@@ -159,7 +159,7 @@ class _Planned:
         plan = self.stages.plan(budget, self.settings.planner, self.later_bytes, tries)
         if isinstance(plan, int):
             graph = self.stages.graph
-            outside = self.stages.before_bytes + self.later_bytes - graph.resident_bytes() - int(self.settings.reserve)
+            outside = self.stages.before_bytes + self.later_bytes - graph.resident_bytes()
             raise too_small(self.settings, self.stages.problem, graph, plan - outside, outside)
         return plan
 
@@ -170,7 +170,7 @@ class _Planned:
         if isinstance(budget, str):
             before = self.stages.before_bytes
             return before + self.later_bytes + _C.parse_budget(budget, self.stages.store_all_peak_bytes - before)
-        return budget - int(self.settings.reserve)
+        return budget - self.settings.kept_free_bytes()
 
     def expect(self, later_bytes: int) -> None:
         """Plans again if there is more beside the step than before and a plan no longer fits."""

@@ -1,0 +1,79 @@
+"""Peaks that are above what plans predict: measured, and left free in later steps."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("headroom._C", reason="the Python package is not built")
+
+from fixed_costs import fixed_costs  # noqa: E402
+from torch import nn  # noqa: E402
+
+import headroom  # noqa: E402
+from headroom import costs, excess  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+CPU = torch.device("cpu")
+
+
+def test_nothing_is_left_free_where_predictions_are_exact() -> None:
+    exact = excess.Excess(CPU)
+    assert exact.add(1000) == 1000
+    assert exact.subtract(1000) == 1000
+
+
+def test_the_largest_of_the_last_two_steps_counts() -> None:
+    measured = excess.Excess(CPU)
+    for value, expected in [(50, 50), (-7, 50), (20, 20), (10, 20)]:
+        measured.measure(value)
+        assert measured.add(1000) == 1000 + expected
+        assert measured.subtract(1000 + expected) == 1000
+
+
+def test_blocks_have_slack_until_they_are_measured_and_some_afterwards() -> None:
+    with mock.patch.object(excess, "counts_whole_blocks", return_value=True):
+        slack = excess.Excess(CPU)
+    assert slack.add(1_000_000) == 1_015_000
+    slack.measure(2_000)
+    assert slack.add(1_000_000) == 1_005_000
+    for planned in (0, 1, 12_345, 10**10 + 7):  # a plan for what it was said to take is the same plan
+        assert slack.subtract(slack.add(planned)) == planned
+
+
+def train(budget: int | str, *, hidden_bytes: int) -> tuple[list[int], list[int]]:
+    """Returns peaks of five steps of a model whose convolutions' workspaces are said to be smaller than they are.
+
+    Also returns what was there before each step.
+    """
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layers = [layer for _ in range(5) for layer in (nn.Conv1d(8, 8, 3, padding=1), nn.Tanh())]
+    model, inputs = nn.Sequential(*layers), torch.randn(4, 8, 64)
+    measure = costs._measure
+
+    def too_little(call: costs.Call, *rest: object) -> costs.Cost:
+        cost = measure(call, *rest)
+        return cost._replace(workspace_bytes=cost.workspace_bytes - hidden_bytes)
+
+    meter, peaks, before = headroom.Meter(CPU), [], []
+    with fixed_costs(), mock.patch.object(costs, "_measure", too_little):
+        run = headroom.compile(lambda x: model(x).square().mean(), budget, cache=False)
+        for _ in range(5):
+            model.zero_grad()
+            before.append(meter.current_bytes())
+            meter.reset_peak()
+            run(inputs).backward()
+            peaks.append(meter.peak_bytes())
+    return peaks, before
+
+
+def test_steps_after_the_first_keep_to_the_budget_where_predictions_are_too_low() -> None:
+    honest, before = train("1x", hidden_bytes=0)
+    budget = before[-1] + (honest[-1] - before[-1]) * 8 // 10
+    peaks, _ = train(budget, hidden_bytes=2000)
+    assert peaks[0] > budget
+    assert max(peaks[1:]) <= budget
