@@ -2,11 +2,13 @@
 
     python benchmarks/gpu/budgets.py [MODEL ...] [--kernels eager inductor] [--budgets 1x 0.5x least] [--jobs 1]
 
-Each model and kind of kernels is a process of its own, `--jobs` of them at a time; times are comparable with one job only.
-The loss is inside the compiled function and AdamW updates the parameters, so its state appears after the first step.
-Prints a line for each budget: the largest peak of a step as a share of its budget, the prediction's error, and memory and
-time as multiples of plain PyTorch's (torch.compile's where Inductor makes the kernels). Exits with 1 where a step exceeds
-its budget. `--first-call` prints how long first calls take on a cold cost cache, beside backend aot_eager's, instead.
+Each model and kind of kernels is a process of its own, `--jobs` of them at a time; times are comparable with one job
+only. The loss is inside the compiled function and AdamW updates the parameters, so its state appears after the first
+step. A budget is in bytes: what is on the device before a step, AdamW's state included, and a share of what a step of
+plain PyTorch adds (1x: 1 % more than that), or the smallest that an error names. With Inductor's kernels plain is
+torch.compile. Prints a line for each budget: by how much steps exceeded it, the prediction's error, and memory and time
+as multiples of plain PyTorch's. Exits with 1 where a step exceeds its budget. `--first-call` prints how long first
+calls take on a cold cost cache instead, beside backend aot_eager's.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -55,9 +57,12 @@ def text_loss(
         lengths = torch.linspace(length // 2, length, batch, device=device)
         given.append((torch.arange(length, device=device) < lengths[:, None]).long())
 
+    decoder = {"decoder_input_ids": words} if model.config.is_encoder_decoder else {}
+
     def loss(model: nn.Module, words: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         with torch.autocast(words.device.type, torch.bfloat16):
-            return model(input_ids=words, attention_mask=mask, labels=words).loss
+            logits = model(input_ids=words, attention_mask=mask, **decoder).logits
+            return functional.cross_entropy(logits.flatten(0, 1), words.flatten())
 
     return _loss_of(model, loss, device, given)
 
@@ -182,17 +187,15 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def state_bytes(model: nn.Module, device: torch.device) -> int:
-    """Returns what AdamW keeps: two tensors like each parameter, and a step count on the CPU."""
-    from headroom import _C
+def smallest_budget(loss: Loss, inputs: Any, kernels: str, optimizer: torch.optim.Optimizer) -> int:
+    """Returns the number that an error names."""
+    import headroom
 
-    own = sum(2 * _C.allocated_bytes(one.nbytes, device) for one in model.parameters())
-    return own + (0 if device.type == "cuda" else 64 * sum(1 for _ in model.parameters()))
-
-
-def budgets_of(names: list[str], smallest: int) -> Iterator[tuple[str, int | str]]:
-    for name in names:
-        yield name, smallest if name == "least" else name
+    try:
+        headroom.compile(loss, 1, kernels=kernels, optimizer=optimizer)(*inputs)
+    except headroom.BudgetError as error:
+        return error.smallest_budget_bytes
+    raise RuntimeError("a budget of one byte was accepted")
 
 
 def examine(name: str, options: argparse.Namespace) -> bool:
@@ -205,57 +208,55 @@ def examine(name: str, options: argparse.Namespace) -> bool:
     torch.manual_seed(0)
     model, (loss, inputs) = make(name, options.device, small=options.small)
     meter = headroom.Meter(device)
-    reference = torch.compile(loss) if kernels == "inductor" else loss
-    plain = Training(model, reference, inputs, meter)
-    added = [peak - before for before, peak in (plain.step() for _ in range(3))][-1]
-    plain_peak = added + meter.current_bytes()
-    reserve = state_bytes(model, device)
+    plain = Training(model, torch.compile(loss) if kernels == "inductor" else loss, inputs, meter)
+    before, peak = [plain.step() for _ in range(3)][-1]  # with the optimizer's state
+    added = peak - before
     holds = True
     for budget in options.budgets:
-        # The optimizer's state is there: a new one begins without, so that it appears after this budget's first step.
-        plain.optimizer = None
-        planned: list[Any] = []
-        asked: int | str = budget
-        gc.collect()
-        if budget == "least":
-            torch._dynamo.reset()
-            try:
-                headroom.compile(loss, 1, kernels=kernels, reserve=reserve)(*inputs)
-            except headroom.BudgetError as error:
-                asked = error.smallest_budget_bytes
+        plain.optimizer = None  # The state of this budget's own appears after its first step.
         torch._dynamo.reset()
-        limited = reserve if isinstance(asked, int) else 0
-        run = headroom.compile(loss, asked, kernels=kernels, reserve=limited, on_plan=planned.append)
-        training = Training(model, run, inputs, meter)
+        gc.collect()
+        training = Training(model, loss, inputs, meter)
         line = f"{name:13} {kernels:9} {budget:6}"
+        planned: list[Any] = []
         try:
+            if budget == "least":
+                limit = smallest_budget(loss, inputs, kernels, training.optimizer)
+                torch._dynamo.reset()
+                gc.collect()
+            else:
+                share = float(budget.removesuffix("x"))
+                limit = before + int(added * (1.01 if share == 1 else share))
+            training.run = headroom.compile(
+                loss, limit, kernels=kernels, optimizer=training.optimizer, on_plan=planned.append
+            )
             steps = [training.step() for _ in range(STEPS)]
         except headroom.BudgetError as error:
             print(f"{line} REFUSED: {error}", flush=True)
             holds = False
             continue
-        limits = [asked if isinstance(asked, int) else before + planned[-1].budget_bytes for before, _ in steps]
-        over = [peak - limit for limit, (_, peak) in zip(limits, steps, strict=True)]
-        before, peak = steps[-1]
-        predicted = planned[-1].predicted_bytes + before
+        over = [step_peak - limit for _, step_peak in steps]
+        here, peak = steps[-1]
+        predicted = max(one.predicted_bytes for one in planned) + here
         holds = holds and max(over) <= 0
-        verdict = "kept" if max(over) <= 0 else f"OVER by {over} bytes in steps"
-        text = f"{line} {verdict}, peak {peak / 2**30:.3f} GiB of {limits[-1] / 2**30:.3f}"
-        text += f" (predicted {100 * (predicted / peak - 1):+.3f} %), added {(peak - before) / added:.3f} of plain"
+        text = f"{line} {'kept' if max(over) <= 0 else f'OVER by {over} bytes in steps'}, "
+        text += (
+            f"peak {peak / 2**30:.3f} GiB of {limit / 2**30:.3f} (predicted {100 * (predicted / peak - 1):+.3f} %), "
+        )
+        text += f"added {(peak - here) / added:.3f} of plain"
         if options.jobs == 1:
             plain.run(*inputs).backward()  # compiled anew after Dynamo's reset
             pairs = [(training.time_ms(), plain.time_ms()) for _ in range(TIMED_ROUNDS)]
             ratio = statistics.median(ours / other for ours, other in pairs)
             text += f", time {ratio:.3f} of {statistics.median(other for _, other in pairs):.1f} ms"
         print(f"{text}, {len(planned)} plans", flush=True)
-        del training, run
+        del training
         model.zero_grad()
-    del plain_peak
     return holds
 
 
 def first_call(name: str, options: argparse.Namespace) -> bool:
-    """Prints what the first forward and backward take with backend `kernels[0]`: aot_eager or a budget of headroom's."""
+    """Prints what the first forward and backward take, with backend aot_eager or with a budget of headroom's."""
     model, (loss, inputs) = make(name, options.device, small=options.small)
     loss(*inputs).backward()  # so that libraries are loaded
     model.zero_grad()

@@ -77,7 +77,7 @@ class Settings:
     reserve: int | str = 0
     cache: bool = True
     on_plan: Callable[[Planned], None] | None = None  # told of each plan that is to be run
-    optimizer: torch.optim.Optimizer | None = None  # whose state is counted before it is there
+    optimizer: torch.optim.Optimizer | PendingState | None = None  # whose state is counted before it is there
 
     def __post_init__(self) -> None:
         if self.planner not in _C.planner_names():
@@ -86,7 +86,8 @@ class Settings:
             raise ValueError(f"kernels must be eager or inductor, found {self.kernels!r}")
         self.reserve = read_bytes(self.reserve, "reserve")
         self.budget = read_budget(self.budget)
-        self._pending_state = None if self.optimizer is None else PendingState(self.optimizer)
+        if self.optimizer is not None and not isinstance(self.optimizer, PendingState):
+            self.optimizer = PendingState(self.optimizer)
 
     def graph_budget(self, graph: _C.Graph, store_all_bytes: int, outside_bytes: int) -> int:
         """The largest simulated peak, where this much is on the device beside the graph's values."""
@@ -103,7 +104,7 @@ class Settings:
 
     def kept_free_bytes(self) -> int:
         """What a budget in bytes keeps back: the reserve, and what the optimizer has yet to allocate."""
-        pending = 0 if self._pending_state is None else self._pending_state.missing_bytes()
+        pending = 0 if self.optimizer is None else self.optimizer.missing_bytes()
         return int(self.reserve) + pending
 
     def device_bytes(self, before_bytes: int, root: Place) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterable
 
 import torch
@@ -20,19 +21,36 @@ class PendingState:
     def __init__(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer: expected a torch.optim.Optimizer, found {optimizer!r}")
-        self.optimizer = optimizer
+        self.optimizer = weakref.ref(optimizer)  # What is compiled must not keep a state alive.
         self.expected_bytes: int | None = None  # None: not asked yet
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PendingState) and self.optimizer == other.optimizer
+
+    def __hash__(self) -> int:
+        return hash(self.optimizer)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the optimizer, of which a copy is another one."""
+        return {"optimizer": _nobody, "expected_bytes": 0}
 
     def missing_bytes(self) -> int:
         """Returns how much of the state is not there yet; 0 from the first time on that all is."""
+        optimizer = self.optimizer()
+        if optimizer is None:
+            return 0
         if self.expected_bytes is None:
-            self.expected_bytes = _state_bytes(_stepped(self.optimizer))
+            self.expected_bytes = _state_bytes(_stepped(optimizer))
         if self.expected_bytes == 0:
             return 0
-        missing = self.expected_bytes - _state_bytes(self.optimizer)
+        missing = self.expected_bytes - _state_bytes(optimizer)
         if missing <= 0:
             self.expected_bytes = 0
         return max(missing, 0)
+
+
+def _nobody() -> None:
+    """Stands for an optimizer that is no more."""
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import pickle
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -137,3 +139,17 @@ def test_a_budget_has_room_for_the_state_from_the_first_step_on() -> None:
         smallest = smallest_budget("comes on top, unless optimizer= names it", *step, counted=False)
         with pytest.raises(headroom.BudgetError):
             train(*step, smallest, counted=False)
+
+
+def test_what_is_compiled_keeps_no_optimizer_alive_and_can_be_copied() -> None:
+    model = make_model()
+    optimizer = optim.AdamW(model.parameters())
+    settings = Settings(10**9, optimizer=optimizer)
+    assert settings == Settings(10**9, optimizer=optimizer)
+    assert settings.kept_free_bytes() > 0
+    assert pickle.loads(pickle.dumps(settings)).kept_free_bytes() == 0
+    alive = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert alive() is None
+    assert settings.kept_free_bytes() == 0
