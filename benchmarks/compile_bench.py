@@ -1,13 +1,21 @@
 """What the backend itself costs: plain PyTorch, backend aot_eager, and ours with nothing recomputed, in turn.
 
-Usage: compile_bench.py [--turns N] [--device cpu|cuda]. Ratios are medians over turns; CPU times of the process on CPU.
+Usage: compile_bench.py [--turns N] [--device cpu|cuda] [MODEL ...]. Ratios are medians over turns; CPU times of the
+process on CPU.
+
+With --first-call: the first step, compilation included, against that of aot_eager, without a budget, at 1x and at 0.6x.
+Each is the first in a process of its own, with no measured costs on disk; what PyTorch imports when it compiles for the
+first time is imported before.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -62,14 +70,62 @@ def compare(name: str, device: str, turns: int) -> None:
     )
 
 
+FIRST_CALLS = ("aot_eager", "none", "1x", "0.6x")  # the other backend; budgets of ours
+
+
+def first_call(name: str, device: str, point: str) -> None:
+    """Prints the seconds of a first step in this process; nan where the budget is too small for the model."""
+    leaf = torch.ones(2, requires_grad=True)
+    torch.compile(torch.sin, backend="aot_eager")(leaf).sum().backward()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = CASES[name].make().to(device)
+    batch = [one.to(device) for one in CASES[name].inputs()]
+    loss = loss_of(model)
+    if point == "aot_eager":
+        run = torch.compile(loss, backend="aot_eager", dynamic=False)
+    else:
+        run = headroom.compile(loss, None if point == "none" else point)
+    try:
+        print(step_time(run, model, batch, device))
+    except headroom.BudgetError:
+        print("nan")
+
+
+def compare_first_calls(name: str, device: str) -> None:
+    seconds = {}
+    for point in FIRST_CALLS:
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                [sys.executable, __file__, "--device", device, "--point", point, name],
+                env={**os.environ, "XDG_CACHE_HOME": folder},
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+        seconds[point] = float(done.stdout.split()[-1])
+    ratios = "   ".join(f"{one} x{seconds[one] / seconds['aot_eager']:.2f}" for one in FIRST_CALLS[1:])
+    print(f"{name:10} aot_eager {seconds['aot_eager']:6.2f} s   headroom {ratios}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--first-call", action="store_true")
+    parser.add_argument("--point", choices=FIRST_CALLS, help=argparse.SUPPRESS)  # in a process of its own
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(CASES)}; default: all")
     options = parser.parse_args()
+    if unknown := set(options.models) - set(CASES):
+        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     torch.set_num_threads(1)
-    for name in CASES:
-        compare(name, options.device, options.turns)
+    for name in options.models or CASES:
+        if options.point is not None:
+            first_call(name, options.device, options.point)
+        elif options.first_call:
+            compare_first_calls(name, options.device)
+        else:
+            compare(name, options.device, options.turns)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,53 @@
+"""When the costs of a captured graph are measured."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from headroom import _C
+from headroom.capture import Capture
+from headroom.costs import CostCache, Counts, fill_memory, fill_times
+from headroom.trial import hidden
+
+_log = logging.getLogger(__name__)
+
+
+class StepCosts:
+    """The costs of a captured graph's calls, measured when they are first needed."""
+
+    def __init__(
+        self, captured: Capture, cache: Callable[[], CostCache], meter: _C.Meter, limit_bytes: int | None
+    ) -> None:
+        self.captured = captured
+        self.cache = cache
+        self.meter = meter
+        self.limit_bytes = limit_bytes  # of the device, which timing does not exceed; None: no limit
+        self.has_memory = False
+        self.has_times = False
+
+    def need_memory(self) -> None:
+        if self.has_memory:
+            return
+        start = time.perf_counter()
+        with hidden():
+            counts = fill_memory(self.captured, self.cache(), self.meter)
+        self.has_memory = True
+        _log_measured("memory", counts, start)
+
+    def need_times(self) -> None:
+        if self.has_times:
+            return
+        self.need_memory()
+        start = time.perf_counter()
+        room = None if self.limit_bytes is None else max(self.limit_bytes - self.meter.current_bytes(), 0)
+        with hidden():
+            counts = fill_times(self.captured, self.cache(), room)
+        self.has_times = True
+        _log_measured("times", counts, start)
+
+
+def _log_measured(name: str, counts: Counts, start: float) -> None:
+    taken = 1e3 * (time.perf_counter() - start)
+    _log.info("%s of %d kinds of calls: %d known, %d measured in %.0f ms", name, *counts, taken)
