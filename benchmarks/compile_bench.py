@@ -5,7 +5,8 @@ process on CPU.
 
 With --first-call: the first step, compilation included, against that of aot_eager, without a budget, at 1x and at 0.6x.
 Each is the first in a process of its own, with no measured costs on disk; what PyTorch imports when it compiles for the
-first time is imported before.
+first time is imported before. There, MODEL may also be one of capture_graphs.py's: large-resnet50 and so on, on the
+CPU.
 """
 
 from __future__ import annotations
@@ -23,15 +24,13 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "python"))
+from capture_graphs import STEPS
 from training_models import CASES, loss_of
 
 import headroom
 
 
-def step_time(
-    run: Callable[..., torch.Tensor], model: torch.nn.Module, batch: list[torch.Tensor], device: str
-) -> float:
-    model.zero_grad()
+def step_time(run: Callable[..., torch.Tensor], batch: list[torch.Tensor], device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     clock = time.perf_counter if device == "cuda" else time.process_time
@@ -56,7 +55,8 @@ def compare(name: str, device: str, turns: int) -> None:
     times: dict[str, list[float]] = {one: [] for one in runs}
     for turn in range(-3, turns):
         for one in sorted(runs, reverse=turn % 2 == 0):
-            elapsed = step_time(runs[one], model, batch, device)
+            model.zero_grad()
+            elapsed = step_time(runs[one], batch, device)
             if turn >= 0:
                 times[one].append(elapsed)
     ratio = {
@@ -70,6 +70,7 @@ def compare(name: str, device: str, turns: int) -> None:
     )
 
 
+LARGE = {f"large-{name}": make for name, make in STEPS.items()}
 FIRST_CALLS = ("aot_eager", "none", "1x", "0.6x")  # the other backend; budgets of ours
 
 
@@ -79,15 +80,17 @@ def first_call(name: str, device: str, point: str) -> None:
     torch.compile(torch.sin, backend="aot_eager")(leaf).sum().backward()
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = CASES[name].make().to(device)
-    batch = [one.to(device) for one in CASES[name].inputs()]
-    loss = loss_of(model)
+    if name in LARGE:
+        loss, batch = LARGE[name]()
+    else:
+        loss = loss_of(CASES[name].make().to(device))
+        batch = [one.to(device) for one in CASES[name].inputs()]
     if point == "aot_eager":
         run = torch.compile(loss, backend="aot_eager", dynamic=False)
     else:
         run = headroom.compile(loss, None if point == "none" else point)
     try:
-        print(step_time(run, model, batch, device))
+        print(step_time(run, batch, device))
     except headroom.BudgetError:
         print("nan")
 
@@ -105,7 +108,7 @@ def compare_first_calls(name: str, device: str) -> None:
             )
         seconds[point] = float(done.stdout.split()[-1])
     ratios = "   ".join(f"{one} x{seconds[one] / seconds['aot_eager']:.2f}" for one in FIRST_CALLS[1:])
-    print(f"{name:10} aot_eager {seconds['aot_eager']:6.2f} s   headroom {ratios}", flush=True)
+    print(f"{name:18} aot_eager {seconds['aot_eager']:6.2f} s   headroom {ratios}", flush=True)
 
 
 def main() -> None:
@@ -116,8 +119,9 @@ def main() -> None:
     parser.add_argument("--point", choices=FIRST_CALLS, help=argparse.SUPPRESS)  # in a process of its own
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(CASES)}; default: all")
     options = parser.parse_args()
-    if unknown := set(options.models) - set(CASES):
-        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    known = [*CASES, *(LARGE if options.first_call or options.point else [])]
+    if unknown := set(options.models) - set(known):
+        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     torch.set_num_threads(1)
     for name in options.models or CASES:
         if options.point is not None:
