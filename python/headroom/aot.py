@@ -302,6 +302,7 @@ class Step:
                     smallest_share=least / max(most, 1),
                 )
             _bound(self.plans)
+            self.costs.has_run = True
             self.plans[key] = (plan, _C.OpStep(shape.program, plan.schedule))
         return self.plans[key]
 

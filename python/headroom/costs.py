@@ -255,7 +255,7 @@ def _measure_time(call: Call, constants: dict[fx.Node, Any], device: torch.devic
 
 def _elementwise_ns(call: Call, constants: dict[fx.Node, Any], cache: CostCache, device: torch.device) -> int:
     """Returns the time of an elementwise call, by that of a call of the same operator with as many results or fewer."""
-    key = sample_kind(call, constants)
+    key = f"{sample_kind(call, constants)} {arithmetic()}"
     if key not in cache.costs:
         args, kwargs = sample_arguments(call, constants)
         cache.costs[key] = Cost(_time_ns(lambda: call.node.target(*args, **kwargs), device), 0)

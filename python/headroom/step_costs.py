@@ -6,10 +6,11 @@ import logging
 import time
 from collections.abc import Callable
 
+from torch.utils._python_dispatch import _disable_current_modes
+
 from headroom import _C
 from headroom.capture import Capture
 from headroom.costs import CostCache, Counts, fill_memory, fill_times
-from headroom.trial import hidden
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +24,8 @@ class StepCosts:
         self.captured = captured
         self.cache = cache
         self.meter = meter
-        self.limit_bytes = limit_bytes  # of the device, which timing does not exceed; None: no limit
+        self.limit_bytes = limit_bytes  # of the device; None: no limit
+        self.has_run = False  # by some plan: from then on timing keeps to the limit
         self.has_memory = False
         self.has_times = False
 
@@ -31,7 +33,7 @@ class StepCosts:
         if self.has_memory:
             return
         start = time.perf_counter()
-        with hidden():
+        with _disable_current_modes():  # Those that users have set see nothing of it.
             counts = fill_memory(self.captured, self.cache(), self.meter)
         self.has_memory = True
         _log_measured("memory", counts, start)
@@ -41,8 +43,10 @@ class StepCosts:
             return
         self.need_memory()
         start = time.perf_counter()
-        room = None if self.limit_bytes is None else max(self.limit_bytes - self.meter.current_bytes(), 0)
-        with hidden():
+        room = None
+        if self.has_run and self.limit_bytes is not None:
+            room = max(self.limit_bytes - self.meter.current_bytes(), 0)
+        with _disable_current_modes():  # Those that users have set see nothing of it.
             counts = fill_times(self.captured, self.cache(), room)
         self.has_times = True
         _log_measured("times", counts, start)

@@ -153,7 +153,7 @@ def test_indices_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     table, indices = torch.nn.Embedding(50, 4), torch.randint(0, 50, (200,))
     headroom.plan(lambda: table(indices).square().sum(), cache=False)
     found = [one for one in made if one.dtype == torch.int64 and one.numel() == 200]
-    assert len(found) == 2  # of the embedding and of its backward
+    assert len(found) == 4  # of the embedding and of its backward, for their memory and for their time
     assert all(one.unique().numel() > 40 and one.max() < 50 for one in found)
 
 
@@ -218,19 +218,14 @@ def test_times_are_measured_when_memory_gets_scarce(monkeypatch: pytest.MonkeyPa
     model, batch = deep_model(), torch.randn(64, 16)
     meter = headroom.Meter(CPU)
     plan = headroom.plan(lambda: model(batch).square().mean(), cache=False)
-    budget = plan.plain_peak + (20 << 10)
+    budget, spare_bytes = plan.plain_peak + (20 << 10), plan.plain_peak - plan.smallest_budget
     others: list[torch.Tensor] = []
     timed.clear()
     aot.cache_of.cache_clear()
     run = headroom.compile(lambda: model(batch).square().mean(), budget, cache=False)
     for step in range(4):
-        if step == 2:
-            # A third of the way from what is needed to what is taken.
-            others.append(
-                torch.empty(
-                    budget - plan.plain_peak + (plan.plain_peak - plan.smallest_budget) // 3 - 2048, dtype=torch.uint8
-                )
-            )
+        if step == 2:  # From here on a third of what storing all adds to the smallest plan is left.
+            others.append(torch.empty(budget - plan.plain_peak + spare_bytes * 2 // 3, dtype=torch.uint8))
         model.zero_grad(set_to_none=True)
         meter.reset_peak()
         run().backward()
@@ -299,7 +294,7 @@ def test_memory_of_elementwise_calls_is_known(function: Callable[..., torch.Tens
         (torch.add, [IMAGES, IMAGES.contiguous()]),
         (torch.mul, [ROWS, ROWS > 0]),  # converts the second
         (lambda x: x * 0.3, [ROWS]),  # makes a tensor of the number
-        (torch.square, [ROWS]),  # is a power
+        (lambda x: 2**x, [ROWS]),  # so does this
         (torch.bernoulli, [ROWS.abs()]),
         (lambda x: x.t().clone(memory_format=torch.contiguous_format), [ROWS]),
     ],
@@ -328,7 +323,7 @@ def test_samples_take_little_memory() -> None:
     meter.reset_peak()
     costs.move_time_ns(1, costs.CostCache(CPU), CPU)
     costs.draw_time_ns(1, costs.CostCache(CPU), CPU)
-    assert meter.peak_bytes() - before <= 4 << 20
+    assert meter.peak_bytes() - before < (4 << 20) + (64 << 10)  # the state of the generator is kept too
 
 
 def test_logs_say_where_the_time_of_a_first_call_goes(caplog: pytest.LogCaptureFixture) -> None:
