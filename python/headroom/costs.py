@@ -40,6 +40,7 @@ from headroom.capture import (
     storage_bytes,
 )
 from headroom.elementwise import (
+    SAMPLE_BLOCK,
     fill_sample,
     has_known_memory,
     is_elementwise,
@@ -372,10 +373,9 @@ def _made_bytes(made: Any, args: Any, kwargs: Any) -> int:
 
 
 class Counts(NamedTuple):
-    """How many kinds of calls there were, how many of their costs were known, and how many were measured."""
+    """How many kinds of calls there are, and how many measurements were made for them."""
 
     kinds: int
-    known: int
     measured: int
 
 
@@ -397,7 +397,7 @@ def fill_memory(captured: Capture, cache: CostCache, meter: _C.Meter) -> Counts:
     with unset_fake_temporarily(), torch.no_grad(), forked_random(captured.device):
         estimates: dict[str, Cost] = {}  # which are kept nowhere: the next measurement may succeed
         kinds = _kinds(captured)
-        measured: set[str] = set()
+        measured = 0
         for call, key in kinds:
             if key in cache.costs or key in estimates:
                 continue
@@ -410,7 +410,7 @@ def fill_memory(captured: Capture, cache: CostCache, meter: _C.Meter) -> Counts:
             try:
                 cache.costs[key] = _measure(call, captured.constants, captured.device, meter)
                 cache.is_changed = True
-                measured.add(key)
+                measured += 1
             except Exception:  # An operator may raise anything, and may do so only here.
                 estimates[key] = _estimate(call)
         cache.save()
@@ -418,8 +418,7 @@ def fill_memory(captured: Capture, cache: CostCache, meter: _C.Meter) -> Counts:
             cost = cache.costs.get(key) or estimates[key]
             call.workspace_bytes = cost.workspace_bytes
             set_layouts(captured, call, [None if one is None else (one.strides, one.bytes) for one in cost.layouts])
-    count = len({key for _, key in kinds})
-    return Counts(count, count - len(measured), len(measured))
+    return Counts(len({key for _, key in kinds}), measured)
 
 
 def fill_times(captured: Capture, cache: CostCache, room_bytes: int | None = None) -> Counts:
@@ -451,12 +450,23 @@ def fill_times(captured: Capture, cache: CostCache, room_bytes: int | None = Non
                 continue
         cache.save()
         for call, key in kinds:
-            call.time_ns = times[key]
-    return Counts(len(times), len(times) - measured, measured)
+            cost = cache.costs.get(key)  # by which others may have planned meanwhile
+            call.time_ns = times[key] if cost is None or cost.time_ns is None else cost.time_ns
+    return Counts(len(times), measured)
+
+
+# Bytes beside a call's own while it is timed: the state of the random generator, and a block of fractions.
+_BESIDE_BYTES = 8192
+_BLOCK_BYTES = 8 * SAMPLE_BLOCK
 
 
 def _footprint_bytes(call: Call) -> int:
-    """Returns the bytes that a call takes with inputs of its own."""
+    """Returns the bytes that timing a call takes at most: inputs of its own, its results and its workspace."""
     leaves = pytree.tree_leaves((needs_a_tensor(call.node), call.node.meta.get("val")))
     values = [one.meta.get("val") if isinstance(one, fx.Node) else one for one in leaves]
-    return call.workspace_bytes + sum(storage_bytes(one) for one in values if is_tensor(one))
+    sizes = [storage_bytes(one) for one in values if is_tensor(one)]
+    if is_elementwise(call):
+        count = sample_size(call)
+        sizes = [count * one.element_size() for one in values if is_tensor(one)]
+    block_bytes = _BLOCK_BYTES if any(size > SAMPLE_BLOCK for size in sizes) else 0
+    return _BESIDE_BYTES + block_bytes + call.workspace_bytes + sum(sizes)

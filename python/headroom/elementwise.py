@@ -87,21 +87,22 @@ def sample_arguments(call: Call, constants: dict[fx.Node, Any]) -> tuple[Any, An
     return fx.node.map_arg((call.node.args, _sample_kwargs(call)), sample)
 
 
-_BLOCK = 1 << 16
+# Random numbers that a sample has: it repeats them if it is larger.
+SAMPLE_BLOCK = 1 << 16
 
 
 def fill_sample(tensor: torch.Tensor) -> torch.Tensor:
     """Fills a contiguous tensor with fractions, or with zeros where it is of another type, and returns it."""
     if not tensor.dtype.is_floating_point:
         return tensor.zero_()
-    if tensor.numel() <= _BLOCK:
+    if tensor.numel() <= SAMPLE_BLOCK:
         return tensor.uniform_(0.1, 0.9)
     # Copies of a block: random numbers take much longer than what is measured with them.
-    block = torch.empty(_BLOCK, dtype=tensor.dtype, device=tensor.device).uniform_(0.1, 0.9)
+    block = torch.empty(SAMPLE_BLOCK, dtype=tensor.dtype, device=tensor.device).uniform_(0.1, 0.9)
     numbers = tensor.view(-1)
-    whole = numbers.numel() // _BLOCK
-    numbers[: whole * _BLOCK].view(whole, _BLOCK).copy_(block)
-    numbers[whole * _BLOCK :].copy_(block[: numbers.numel() - whole * _BLOCK])
+    whole = numbers.numel() // SAMPLE_BLOCK
+    numbers[: whole * SAMPLE_BLOCK].view(whole, SAMPLE_BLOCK).copy_(block)
+    numbers[whole * SAMPLE_BLOCK :].copy_(block[: numbers.numel() - whole * SAMPLE_BLOCK])
     return tensor
 
 

@@ -54,4 +54,6 @@ class StepCosts:
 
 def _log_measured(name: str, counts: Counts, start: float) -> None:
     taken = 1e3 * (time.perf_counter() - start)
-    _log.info("%s of %d kinds of calls: %d known, %d measured in %.0f ms", name, *counts, taken)
+    known = max(counts.kinds - counts.measured, 0)
+    given = (name, counts.kinds, counts.measured, known, taken)
+    _log.info("%s of %d kinds of calls: %d measured, %d known before or estimated, %.0f ms", *given)
