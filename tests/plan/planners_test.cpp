@@ -72,11 +72,11 @@ TEST(FindPlanWithoutReruns, IsThePlanOfAutoForStoreAll) {
 }
 
 TEST(FindPlanWithoutReruns, NoneWhereAnotherProducerIsFaster) {
-  // The first producer of y takes 5, the second 3: store-all runs the first.
+  // The first producer of y takes 3, the last 5: store-all runs the last.
   GraphSpec spec;
   spec.name = "two";
   spec.values = {Value{"x", 1, true, {}}, Value{"y", 1, false, {}}};
-  for (const int64_t time_ns : {5, 3}) {
+  for (const int64_t time_ns : {3, 5}) {
     Op op{.name = "op" + std::to_string(time_ns), .inputs = {value_id(0)}, .outputs = {value_id(1)}, .overwrites = {}};
     op.time_ns = time_ns;
     spec.ops.push_back(std::move(op));
