@@ -241,8 +241,9 @@ void bench_time(const std::filesystem::path& file, Effort effort) {
   double least_s = std::numeric_limits<double>::infinity();
   std::optional<Plan> plan;
   for (int i = 0; i < 5; ++i) {
+    const Problem fresh(problem.graph, problem.chain);  // without the front of the last turn
     const std::clock_t begin = std::clock();
-    plan = make_plan(get_planner("auto"), problem, request);
+    plan = make_plan(get_planner("auto"), fresh, request);
     least_s = std::min(least_s, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
   }
   const size_t ops = problem.graph.ops().size();

@@ -1,13 +1,22 @@
 """What the backend itself costs: plain PyTorch, backend aot_eager, and ours with nothing recomputed, in turn.
 
-Usage: compile_bench.py [--turns N] [--device cpu|cuda]. Ratios are medians over turns; CPU times of the process on CPU.
+Usage: compile_bench.py [--turns N] [--device cpu|cuda] [MODEL ...]. Ratios are medians over turns; CPU times of the
+process on CPU.
+
+With --first-call: the first step, compilation included, against that of aot_eager, without a budget, at 1x and at 0.6x.
+Each is the first in a process of its own, with no measured costs on disk; what PyTorch imports when it compiles for the
+first time is imported before. There, MODEL may also be one of capture_graphs.py's: large-resnet50 and so on, on the
+CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,15 +24,13 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "python"))
+from capture_graphs import STEPS
 from training_models import CASES, loss_of
 
 import headroom
 
 
-def step_time(
-    run: Callable[..., torch.Tensor], model: torch.nn.Module, batch: list[torch.Tensor], device: str
-) -> float:
-    model.zero_grad()
+def step_time(run: Callable[..., torch.Tensor], batch: list[torch.Tensor], device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     clock = time.perf_counter if device == "cuda" else time.process_time
@@ -48,7 +55,8 @@ def compare(name: str, device: str, turns: int) -> None:
     times: dict[str, list[float]] = {one: [] for one in runs}
     for turn in range(-3, turns):
         for one in sorted(runs, reverse=turn % 2 == 0):
-            elapsed = step_time(runs[one], model, batch, device)
+            model.zero_grad()
+            elapsed = step_time(runs[one], batch, device)
             if turn >= 0:
                 times[one].append(elapsed)
     ratio = {
@@ -62,14 +70,66 @@ def compare(name: str, device: str, turns: int) -> None:
     )
 
 
+LARGE = {f"large-{name}": make for name, make in STEPS.items()}
+FIRST_CALLS = ("aot_eager", "none", "1x", "0.6x")  # the other backend; budgets of ours
+
+
+def first_call(name: str, device: str, point: str) -> None:
+    """Prints the seconds of a first step in this process; nan where the budget is too small for the model."""
+    leaf = torch.ones(2, requires_grad=True)
+    torch.compile(torch.sin, backend="aot_eager")(leaf).sum().backward()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    if name in LARGE:
+        loss, batch = LARGE[name]()
+    else:
+        loss = loss_of(CASES[name].make().to(device))
+        batch = [one.to(device) for one in CASES[name].inputs()]
+    if point == "aot_eager":
+        run = torch.compile(loss, backend="aot_eager", dynamic=False)
+    else:
+        run = headroom.compile(loss, None if point == "none" else point)
+    try:
+        print(step_time(run, batch, device))
+    except headroom.BudgetError:
+        print("nan")
+
+
+def compare_first_calls(name: str, device: str) -> None:
+    seconds = {}
+    for point in FIRST_CALLS:
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                [sys.executable, __file__, "--device", device, "--point", point, name],
+                env={**os.environ, "XDG_CACHE_HOME": folder},
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+        seconds[point] = float(done.stdout.split()[-1])
+    ratios = "   ".join(f"{one} x{seconds[one] / seconds['aot_eager']:.2f}" for one in FIRST_CALLS[1:])
+    print(f"{name:18} aot_eager {seconds['aot_eager']:6.2f} s   headroom {ratios}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--first-call", action="store_true")
+    parser.add_argument("--point", choices=FIRST_CALLS, help=argparse.SUPPRESS)  # in a process of its own
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(CASES)}; default: all")
     options = parser.parse_args()
+    known = [*CASES, *(LARGE if options.first_call or options.point else [])]
+    if unknown := set(options.models) - set(known):
+        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     torch.set_num_threads(1)
-    for name in CASES:
-        compare(name, options.device, options.turns)
+    for name in options.models or CASES:
+        if options.point is not None:
+            first_call(name, options.device, options.point)
+        elif options.first_call:
+            compare_first_calls(name, options.device)
+        else:
+            compare(name, options.device, options.turns)
 
 
 if __name__ == "__main__":

@@ -192,6 +192,21 @@ AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const P
   return front;
 }
 
+std::shared_ptr<const AutoFront> AutoFronts::get(const Problem& problem, const FlatGraph& flat,
+                                                 const PlanLimits& limits) {
+  const std::scoped_lock lock(mutex_);
+  std::shared_ptr<const AutoFront>& front = fronts_[{limits.effort, limits.max_states}];
+  if (!front) front = std::make_shared<const AutoFront>(make_auto_front(problem, flat, limits));
+  return front;
+}
+
+Schedule store_all_in_place(const Graph& graph) {
+  const FlatGraph flat(graph);
+  Timeline timeline(flat);
+  timeline.assign(runs_of(store_all(graph)));
+  return timeline.schedule();
+}
+
 namespace {
 
 /// Whether two fronts have the same plans on both sides of a budget, and so the same plan for it.
@@ -231,7 +246,8 @@ int64_t AutoFront::smallest_bytes() const {
 PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions&) {
   const int64_t budget_bytes = *request.budget_bytes;
   const FlatGraph flat(problem.graph);
-  const AutoFront front = make_auto_front(problem, flat, request.limits);
+  const std::shared_ptr<const AutoFront> made = problem.fronts->get(problem, flat, request.limits);
+  const AutoFront& front = *made;
   const bool is_exact = budget_bytes >= front.exact_from_bytes;
   const PlanStatus open = front.limit_reached ? PlanStatus::kTimeout : PlanStatus::kNotFound;
   PlanResult result;
@@ -254,7 +270,8 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
 
 std::vector<CurvePoint> auto_curve(const Problem& problem, const PlanLimits& limits) {
   const FlatGraph flat(problem.graph);
-  const AutoFront front = make_auto_front(problem, flat, limits);
+  const std::shared_ptr<const AutoFront> made = problem.fronts->get(problem, flat, limits);
+  const AutoFront& front = *made;
   std::vector<JudgedRuns> plans = front.plans;
   for (const Front& lower : front.lower) std::ranges::copy(lower, std::back_inserter(plans));
   for (const int64_t budget_bytes : level_targets(problem.base_peak_bytes, front.smallest_bytes()))

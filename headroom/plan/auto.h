@@ -2,7 +2,11 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "headroom/plan/auto_front.h"
@@ -13,7 +17,7 @@ namespace headroom {
 /// The planner people get when they name none: least time within a budget, for any graph.
 ///
 /// One front of plans for a graph and an effort, whatever the budget: a plan is picked from it, so that more memory is
-/// never slower, and `curve` is that front. How it comes about:
+/// never slower, and `curve` is that front. A problem keeps it for the next budget (AutoFronts). How it comes about:
 /// 1. *Levels.* Targets for the peak: every fortieth of plain training's (every twentieth for more than 200 runs), down
 ///    to where no plan is found; then by halves towards what the largest op needs at least.
 /// 2. *Starts.* For each level: the cut that memory_bound() finds around the hardest moment, carried out; plain
@@ -72,6 +76,20 @@ struct AutoFront {
 
 /// What plan_auto() picks from. `flat` is the problem's graph.
 AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
+
+/// The fronts of one problem, each made when it is first asked for. Threads may ask at once; they take turns.
+class AutoFronts {
+ public:
+  /// Returns make_auto_front() of the problem that this belongs to. The number of threads changes no front.
+  std::shared_ptr<const AutoFront> get(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<Effort, int64_t>, std::shared_ptr<const AutoFront>> fronts_;  ///< by effort and max_states
+};
+
+/// Returns the schedule that runs every op of store_all() once, in place wherever it may.
+Schedule store_all_in_place(const Graph& graph);
 
 /// plan_auto()'s plan: plan_within(), or the front's own where that is proved optimal.
 std::optional<JudgedRuns> pick_within(const FlatGraph& flat, const AutoFront& front, int64_t budget_bytes);

@@ -101,6 +101,7 @@ Problem::Problem(Graph step, std::optional<Chain> same) : graph(std::move(step))
   base_peak_bytes = plain.peak_bytes;
   base_time_ns = plain.time_ns;
   lower_bound_ns = time_lower_bound_ns(graph);
+  fronts = std::make_shared<AutoFronts>();
 }
 
 Problem make_problem(const Graph& graph) {
@@ -187,6 +188,24 @@ Plan make_plan(const Planner& planner, const Problem& problem, const PlanRequest
     const std::string what = error.what();
     throw NotApplicable(what.starts_with(name + ": ") ? what : name + ": " + what);
   }
+}
+
+std::optional<Plan> find_plan_without_reruns(const Problem& problem) {
+  Plan plan;
+  plan.planner = &get_planner("auto");
+  plan.on_chain = problem.chain.has_value();
+  const auto start = std::chrono::steady_clock::now();
+  plan.result.schedule = store_all_in_place(problem.graph);
+  plan.solve_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  const Simulation simulation = simulate(problem.graph, *plan.result.schedule);
+  HEADROOM_ASSERT(!simulation.error);
+  if (simulation.time_ns != problem.lower_bound_ns) return std::nullopt;
+  plan.peak_bytes = simulation.peak_bytes;
+  plan.time_ns = simulation.time_ns;
+  plan.base_time_ns = problem.base_time_ns;
+  plan.result.lower_bound_ns = problem.lower_bound_ns;
+  plan.result.status = PlanStatus::kOptimal;
+  return plan;
 }
 
 std::vector<CurvePoint> plan_curve(const Planner& planner, const Problem& problem, int points,

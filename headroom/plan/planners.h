@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -11,8 +12,10 @@
 
 namespace headroom {
 
+class AutoFronts;
+
 /// What planners work on: a training step, and the chain that it is, if it is one. Where there is a chain, the graph
-/// has the ids of ChainIds. What all planners are measured against is computed once.
+/// has the ids of ChainIds. What all planners are measured against is computed once. Neither graph nor chain changes.
 struct Problem {
   explicit Problem(Graph step, std::optional<Chain> same = std::nullopt);
 
@@ -21,6 +24,8 @@ struct Problem {
   int64_t base_peak_bytes;  ///< of store-all
   int64_t base_time_ns;     ///< of store-all
   int64_t lower_bound_ns;   ///< time_lower_bound_ns()
+  /// The fronts that `auto` has made of it so far; copies of a problem share them.
+  std::shared_ptr<AutoFronts> fronts;
 };
 /// A graph that is a chain comes with it, its values renumbered.
 Problem make_problem(const Graph& graph);
@@ -65,7 +70,7 @@ struct Plan {
   std::optional<int64_t> peak_bytes;  ///< simulated; none without a schedule
   std::optional<int64_t> time_ns;     ///< simulated
   int64_t base_time_ns = 0;           ///< of store-all
-  double solve_ms = 0;                ///< planning alone
+  double solve_ms = 0;                ///< planning alone; of `auto` without its front where that was made before
 };
 
 /// Runs a planner and the simulator. A schedule above the budget is taken away: planners that heed no budget are then
@@ -75,6 +80,10 @@ struct Plan {
 /// none, InternalError for an invalid schedule.
 Plan make_plan(const Planner& planner, const Problem& problem, const PlanRequest& request,
                const PlannerOptions& options = {});
+
+/// Returns the plan of `auto` for any budget of at least its peak, without a front: every op runs once, in place wherever
+/// it may. Its smallest_budget_bytes is -1, not computed. None where some schedule might be faster than that.
+std::optional<Plan> find_plan_without_reruns(const Problem& problem);
 
 struct CurvePoint {
   int64_t peak_bytes = 0;

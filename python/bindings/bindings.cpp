@@ -313,6 +313,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return make_plan(get_planner(planner), problem, request);
       },
       py::call_guard<py::gil_scoped_release>());
+  module.def("find_plan_without_reruns", &find_plan_without_reruns, py::call_guard<py::gil_scoped_release>());
   module.def(
       "plan_curve",
       [](const Problem& problem, const std::string& planner, int points) {

@@ -89,6 +89,7 @@ class Plan:
     smallest_budget_bytes: int
 
 def make_plan(problem: Problem, planner: str, budget_bytes: int | None, max_states: int) -> Plan: ...
+def find_plan_without_reruns(problem: Problem) -> Plan | None: ...
 def make_report(
     problem: Problem,
     plan: Plan,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import operator
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from functorch.compile import make_boxed_func
@@ -31,7 +33,7 @@ from headroom.capture import (
     needs_a_tensor,
     normalized_arguments,
 )
-from headroom.costs import CostCache, fill_costs
+from headroom.costs import CostCache
 from headroom.excess import Excess
 from headroom.flight import Place, flights_on, unwatched
 from headroom.optimizers import PendingState
@@ -43,8 +45,11 @@ from headroom.rewrite import (
     update_statistics,
     updated_by,
 )
+from headroom.step_costs import StepCosts
 from headroom.tracing import eager_kernels
 from headroom.unsupported import located, place_of
+
+_log = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -114,6 +119,17 @@ class Settings:
         if isinstance(self.budget, str):
             return before_bytes + _C.parse_budget(self.budget, root.store_all_bytes())
         return self.limit_bytes()
+
+
+class Options(TypedDict, total=False):
+    """Settings beside the budget, as keywords of plan(), max_batch() and Sequential: see headroom.compile()."""
+
+    planner: str
+    kernels: str
+    reserve: float | str
+    cache: bool
+    on_plan: Callable[[Planned], None] | None
+    optimizer: torch.optim.Optimizer | None
 
 
 @dataclass
@@ -198,10 +214,16 @@ def too_small(
 class Shape:
     """A captured graph with what is known of the rest of the step."""
 
-    def __init__(self, captured: Capture, calls: list[_C.OpCall], rest: Rest, settings: Settings) -> None:
+    def __init__(
+        self, captured: Capture, calls: list[_C.OpCall], rest: Rest, settings: Settings, costs: StepCosts
+    ) -> None:
         self.captured = captured
         self.calls = calls
-        self.graph, self.call_of_op = make_graph(captured, rest)
+        self.rest = rest
+        self.costs = costs
+        self.settings = settings
+        self._smallest_bytes = 0
+        self._make_graph()
         store_all = _C.store_all(self.graph)
         simulation = _C.simulate(self.graph, store_all)
         self.store_all_bytes = simulation.peak_bytes
@@ -209,22 +231,45 @@ class Shape:
         rest_op = max(op for op, call in enumerate(self.call_of_op) if call == HANDS_ON)
         self.held_bytes = simulation.after_bytes[ops.index(rest_op) - 1]  # after forward, where all is stored
         self.rest_op = rest_op
-        self.settings = settings
-        self._smallest_bytes = 0
+
+    def _make_graph(self) -> None:
+        self.graph, self.call_of_op = make_graph(self.captured, self.rest)
+        self.has_times = self.costs.has_times
 
     @functools.cached_property
     def problem(self) -> _C.Problem:
+        """What is planned. It keeps the planner's front for all budgets."""
         return _C.Problem(self.graph)
 
     @functools.cached_property
     def program(self) -> _C.OpProgram:
         return make_program(self.captured, self.calls, self.graph, self.call_of_op)
 
+    @functools.cached_property
+    def _without_reruns(self) -> _C.Plan | None:
+        return _C.find_plan_without_reruns(self.problem) if self.settings.planner == "auto" else None
+
     def plan(self, budget_bytes: int) -> _C.Plan:
-        plan = _C.make_plan(self.problem, self.settings.planner, max(budget_bytes, 0), 0)
-        if plan.smallest_budget_bytes > 0:
-            self._smallest_bytes = plan.smallest_budget_bytes
+        """The plan within a budget. Times are measured only where something must be recomputed."""
+        start = time.perf_counter()
+        plan = self._without_reruns
+        if plan is None or plan.peak_bytes > budget_bytes:
+            self.need_times()
+            start = time.perf_counter()
+            plan = _C.make_plan(self.problem, self.settings.planner, max(budget_bytes, 0), 0)
+            if plan.smallest_budget_bytes > 0:
+                self._smallest_bytes = plan.smallest_budget_bytes
+        taken = 1e3 * (time.perf_counter() - start)
+        _log.info("planning of %d ops: %s, %.0f ms", self.graph.op_count(), plan.status, taken)
         return plan
+
+    def need_times(self) -> None:
+        """Has the graph know the times of its ops."""
+        self.costs.need_times()
+        if not self.has_times:
+            self._make_graph()
+            for made_without in ("problem", "_without_reruns"):
+                self.__dict__.pop(made_without, None)
 
     def smallest_bytes(self) -> int:
         if self._smallest_bytes == 0:
@@ -251,6 +296,7 @@ class Step:
     captured: Capture
     calls: list[_C.OpCall]
     settings: Settings
+    costs: StepCosts
     shapes: dict[Rest, Shape] = field(default_factory=dict)
     plans: dict[tuple[Rest, int], tuple[_C.Plan, _C.OpStep]] = field(default_factory=dict)
     chosen: weakref.WeakKeyDictionary[Place, Chosen] = field(default_factory=weakref.WeakKeyDictionary)
@@ -258,7 +304,7 @@ class Step:
     def shape(self, rest: Rest) -> Shape:
         if rest not in self.shapes:
             _bound(self.shapes)
-            self.shapes[rest] = Shape(self.captured, self.calls, rest, self.settings)
+            self.shapes[rest] = Shape(self.captured, self.calls, rest, self.settings, self.costs)
         return self.shapes[rest]
 
     def plan(
@@ -287,6 +333,7 @@ class Step:
                     smallest_share=excess.add(least) / max(excess.add(most), 1),
                 )
             _bound(self.plans)
+            self.costs.has_run = True
             self.plans[key] = (plan, _C.OpStep(shape.program, plan.schedule))
         return self.plans[key]
 
@@ -421,6 +468,7 @@ def make_program(captured: Capture, calls: list[_C.OpCall], graph: _C.Graph, cal
 
 
 def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settings, name: str) -> Step:
+    start = time.perf_counter()
     call_eager_batch_norms(joint)
     update_statistics(joint, forward_output_count)
     drop_unused_statistics(joint)
@@ -428,8 +476,16 @@ def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settin
     protect_changed_inputs(joint, forward_output_count)
     captured = capture(joint, forward_output_count, name)
     device = captured.device
-    fill_costs(captured, cost_cache(device, settings), meter_of(device))
-    return Step(captured, make_calls(captured), settings)
+    cache = functools.partial(cost_cache, device, settings)
+    costs = StepCosts(captured, cache, meter_of(device), settings.limit_bytes())
+    step = Step(captured, make_calls(captured), settings, costs)
+    taken = 1e3 * (time.perf_counter() - start)
+    _log.info("capture of %d calls of operators: %.0f ms", len(captured.calls), taken)
+    if settings.on_plan is not None:  # it is told times
+        costs.need_times()
+    elif settings.budget is not None:
+        costs.need_memory()
+    return step
 
 
 def _stub(name: str, inputs: Sequence[fx.Node], outputs: Sequence[Any]) -> fx.GraphModule:
@@ -475,13 +531,18 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """One graph of Dynamo's as a function that trains inside the budget. `on_step` sees each captured step."""
     steps: list[Step] = []
+    partition_s = 0.0
+    start_s = time.perf_counter()
     _specialize(example_inputs)
 
     def partition(
         joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        nonlocal partition_s
+        start = time.perf_counter()
         with unwatched():
             step = make_step(joint, num_fwd_outputs, settings, "step")
+        partition_s += time.perf_counter() - start
         on_step(step)
         steps.append(step)
         placeholders = joint.graph.find_nodes(op="placeholder")
@@ -537,6 +598,8 @@ def compile_graph(
             inference_compiler=inference_compiler,
             keep_inference_input_mutations=False,
         )
+    taken = 1e3 * (time.perf_counter() - start_s - partition_s)
+    _log.info("compiling by AOTAutograd, without capture and measuring: %.0f ms", taken)
     # They have histories, which keep real tensors of the numbers in the model. Nobody needs them any more.
     for node in gm.graph.nodes:
         node.meta.pop("example_value", None)

@@ -9,7 +9,7 @@ import html
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import fx
@@ -17,7 +17,7 @@ from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.exc import BackendCompilerFailed
 
 from headroom import _C
-from headroom.aot import BudgetError, Planned, Settings, Step, compile_graph, meter_of
+from headroom.aot import BudgetError, Options, Planned, Settings, Step, compile_graph, meter_of
 from headroom.capture import Rest
 from headroom.entrance import NOTHING_CAPTURED, count_graph, watch_calls
 from headroom.excess import Excess
@@ -188,10 +188,10 @@ class MemoryPlan:
     _step: Step = field(repr=False)
     _plan: _C.Plan = field(repr=False)
 
-    def within(self, budget: int | str | None) -> MemoryPlan:
+    def within(self, budget: float | str | None) -> MemoryPlan:
         """The same step's plan within another budget, with the same memory in use outside."""
         settings = dataclasses.replace(self._step.settings, budget=budget)
-        return _device_plan(dataclasses.replace(self._step, settings=settings, shapes={}, plans={}), self._outside)
+        return _device_plan(dataclasses.replace(self._step, settings=settings), self._outside)
 
     def curve(self, points: int = 20) -> list[tuple[int, int]]:
         """Peaks and times of the best plans, smallest peak first."""
@@ -296,6 +296,7 @@ def _plan(step: Step, outside_bytes: int) -> tuple[int, _C.Plan]:
 
 
 def _device_plan(step: Step, outside_bytes: int) -> MemoryPlan:
+    step.costs.need_times()
     shape = step.shape(Rest())
     excess = Excess(step.captured.device)
     budget, plan_of_step = _plan(step, outside_bytes)
@@ -316,7 +317,9 @@ def _device_plan(step: Step, outside_bytes: int) -> MemoryPlan:
     )
 
 
-def plan(model: Callable[..., Any], *args: Any, budget: int | str | None = None, **options: Any) -> MemoryPlan:
+def plan(
+    model: Callable[..., Any], *args: Any, budget: float | str | None = None, **options: Unpack[Options]
+) -> MemoryPlan:
     """The plan of a step of ``model(*args)``, without training; of its first graph, where it breaks into several.
 
     What is done outside the model between its forward and its backward, such as a loss, is not in it.
@@ -329,10 +332,10 @@ def plan(model: Callable[..., Any], *args: Any, budget: int | str | None = None,
 def max_batch(
     model: Callable[..., Any],
     make_inputs: Callable[[int], Sequence[Any]],
-    budget: int | str,
+    budget: float | str,
     *,
     most: int = 65536,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> int:
     """The largest batch, up to ``most``, whose step can be planned within ``budget`` bytes; 0 if none can.
 

@@ -1,4 +1,9 @@
-"""What calls cost: measured one by one on the device, each kind once, and remembered on disk."""
+"""What calls cost: measured on the device, each kind once and when it is first needed, and remembered on disk.
+
+Exact peaks need the memory of calls, which running each kind once or twice tells. Times are needed only where a plan
+has to choose what to recompute. Elementwise calls are not measured one by one: their memory is known, and one call of
+an operator gives the times of all calls of about its size.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +28,29 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from headroom import _C
-from headroom.capture import Call, Capture, concrete, flat_results, is_tensor, real_strides, set_layouts
+from headroom.capture import (
+    Call,
+    Capture,
+    concrete,
+    flat_results,
+    is_tensor,
+    needs_a_tensor,
+    real_strides,
+    set_layouts,
+    storage_bytes,
+)
+from headroom.elementwise import (
+    SAMPLE_BLOCK,
+    fill_sample,
+    has_known_memory,
+    is_elementwise,
+    sample_arguments,
+    sample_kind,
+    sample_size,
+)
 
 # Changes with what is measured here, and how.
-_VERSION = 2
+_VERSION = 3
 
 
 class Layout(NamedTuple):
@@ -39,7 +63,7 @@ class Layout(NamedTuple):
 class Cost(NamedTuple):
     """What a call takes."""
 
-    time_ns: int
+    time_ns: int | None  # None: not measured yet
     workspace_bytes: int
     layouts: list[Layout | None] = []  # noqa: RUF012  (of its results; none: all are as tracing knows)
 
@@ -85,7 +109,9 @@ class CostCache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.with_suffix(".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
-                self.costs |= self.read()
+                for key, cost in self.read().items():
+                    known = self.costs.get(key)
+                    self.costs[key] = cost if cost.time_ns is not None or known is None else known
                 part = self.path.with_suffix(f".{os.getpid()}")
                 part.write_text(json.dumps(self.costs))
                 part.replace(self.path)
@@ -94,7 +120,8 @@ class CostCache:
 
 def _cost_of(given: list[Any]) -> Cost:
     time_ns, workspace_bytes, layouts = given
-    return Cost(int(time_ns), int(workspace_bytes), [None if one is None else Layout(*one) for one in layouts])
+    time_ns = None if time_ns is None else int(time_ns)
+    return Cost(time_ns, int(workspace_bytes), [None if one is None else Layout(*one) for one in layouts])
 
 
 # What it takes to start a kernel.
@@ -167,10 +194,8 @@ def _real(value: torch.Tensor, call: Call) -> torch.Tensor:
     """A tensor like this one, in memory of its own: fractions, or indices that are spread over what they may be."""
     shape, strides = _sizes(value.shape), real_strides(value, call)
     last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
-    storage = torch.zeros(0 if 0 in shape else last, dtype=value.dtype, device=value.device)
-    if value.dtype.is_floating_point:
-        storage.uniform_(0.1, 0.9)
-    elif value.dtype in (torch.int32, torch.int64) and (limit := _index_limit(call)) > 1:
+    storage = fill_sample(torch.empty(0 if 0 in shape else last, dtype=value.dtype, device=value.device))
+    if value.dtype in (torch.int32, torch.int64) and (limit := _index_limit(call)) > 1:
         storage.random_(0, limit)
     return storage.as_strided(shape, strides)
 
@@ -192,9 +217,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _measure(call: Call, constants: dict[fx.Node, Any], device: torch.device, meter: _C.Meter) -> Cost:
-    """What a call takes that is not the first of its kind, for which libraries set up."""
-
+def _real_arguments(call: Call, constants: dict[fx.Node, Any]) -> tuple[Any, Any]:
     def real(one: fx.Node) -> object:
         if one in constants:
             return constants[one]
@@ -204,20 +227,43 @@ def _measure(call: Call, constants: dict[fx.Node, Any], device: torch.device, me
             return source.target(*fx.node.map_arg(source.args, real), **fx.node.map_arg(source.kwargs, real))[index]
         return _real(value, call) if is_tensor(value) else value
 
-    args, kwargs = fx.node.map_arg(call.node.args, real), fx.node.map_arg(call.node.kwargs, real)
+    return fx.node.map_arg((call.node.args, call.node.kwargs), real)
 
-    def run() -> object:
-        return call.node.target(*args, **kwargs)
 
-    run()
-    _synchronize(device)
-    before = meter.current_bytes()
-    meter.reset_peak()
-    made = run()
-    workspace = (meter.peak_bytes() - before) - _made_bytes(made, args, kwargs)
-    layouts = _layouts(made, call)
-    del made
-    return Cost(_time_ns(run, device), workspace, layouts)
+def _measure(call: Call, constants: dict[fx.Node, Any], device: torch.device, meter: _C.Meter) -> Cost:
+    """Returns the memory that a call takes, by running it. Its time stays open.
+
+    Libraries set up in the first call of a kind, and may take more for it, but not less on the CPU.
+    """
+    args, kwargs = _real_arguments(call, constants)
+    is_set_up = False
+    while True:
+        _synchronize(device)
+        before = meter.current_bytes()
+        meter.reset_peak()
+        made = call.node.target(*args, **kwargs)
+        workspace = (meter.peak_bytes() - before) - _made_bytes(made, args, kwargs)
+        if is_set_up or (workspace == 0 and device.type == "cpu"):
+            return Cost(None, workspace, _layouts(made, call))
+        del made
+        is_set_up = True
+
+
+def _measure_time(call: Call, constants: dict[fx.Node, Any], device: torch.device) -> int:
+    args, kwargs = _real_arguments(call, constants)
+    return _time_ns(lambda: call.node.target(*args, **kwargs), device)
+
+
+def _elementwise_ns(call: Call, constants: dict[fx.Node, Any], cache: CostCache, device: torch.device) -> int:
+    """Returns the time of an elementwise call, by that of a call of the same operator with as many results or fewer."""
+    key = f"{sample_kind(call, constants)} {arithmetic()}"
+    if key not in cache.costs:
+        args, kwargs = sample_arguments(call, constants)
+        cache.costs[key] = Cost(_time_ns(lambda: call.node.target(*args, **kwargs), device), 0)
+        cache.is_changed = True
+    sample_ns = cache.costs[key].time_ns
+    start_ns = min(_START_NS, sample_ns)
+    return start_ns + (sample_ns - start_ns) * concrete(call.node.meta["val"].numel()) // sample_size(call)
 
 
 def _layouts(made: Any, call: Call) -> list[Layout | None]:
@@ -235,38 +281,56 @@ def _layouts(made: Any, call: Call) -> list[Layout | None]:
     return layouts if any(layouts) else []
 
 
-_SAMPLE = 1 << 24  # numbers
 # Random numbers come by four. A library's kernel uses all; one of Inductor's computes four for each that it uses.
 _DRAWN_PER_USED = 4
 
 
 def move_time_ns(moved_bytes: int, cache: CostCache, device: torch.device) -> int:
     """What a kernel takes that only moves memory, by one that does, measured once."""
-    sample_ns = _sample_ns("a copy of 64 MiB", lambda one, other: other.copy_(one), cache, device)
-    return _START_NS + moved_bytes * sample_ns // (8 * _SAMPLE)
+    sample_ns, count = _sample_ns("a copy", lambda one, other: other.copy_(one), cache, device)
+    return _START_NS + moved_bytes * sample_ns // (8 * count)
 
 
 def draw_time_ns(count: int, cache: CostCache, device: torch.device) -> int:
     """What it takes to draw random numbers inside a kernel of Inductor's, by a library that does, measured once."""
-    sample_ns = _sample_ns("16 Mi random numbers", lambda one, _: one.uniform_(), cache, device)
-    return _DRAWN_PER_USED * count * sample_ns // _SAMPLE
+    sample_ns, drawn = _sample_ns("random numbers", lambda one, _: one.uniform_(), cache, device)
+    return _DRAWN_PER_USED * count * sample_ns // drawn
+
+
+def _sample_count(device: torch.device) -> int:
+    """Returns how many numbers a sample has: so few on the CPU, and on a device that is full, that no step notices."""
+    few, many = 1 << 19, 1 << 24
+    if device.type != "cuda":
+        return few
+    return many if torch.cuda.mem_get_info(device)[0] >= 64 * many else few
 
 
 def _sample_ns(
     name: str, run: Callable[[torch.Tensor, torch.Tensor], object], cache: CostCache, device: torch.device
-) -> int:
-    if name not in cache.costs:
-        with unset_fake_temporarily(), torch.no_grad(), forked_random(device):
-            one, other = (torch.zeros(_SAMPLE, device=device) for _ in range(2))
-            cache.costs[name] = Cost(_time_ns(lambda: run(one, other), device), 0)
-            cache.is_changed = True
-            cache.save()
-    return cache.costs[name].time_ns
+) -> tuple[int, int]:
+    """Returns the time that a kernel takes with two tensors, and how many numbers each has."""
+    known = re.compile(rf"{name} of (\d+)")
+    for key, cost in cache.costs.items():
+        if (found := known.fullmatch(key)) is not None:
+            return cost.time_ns, int(found.group(1))
+    count = _sample_count(device)
+    with unset_fake_temporarily(), torch.no_grad(), forked_random(device):
+        one, other = (torch.zeros(count, device=device) for _ in range(2))
+        time_ns = _time_ns(lambda: run(one, other), device)
+    cache.costs[f"{name} of {count}"] = Cost(time_ns, 0)
+    cache.is_changed = True
+    cache.save()
+    return time_ns, count
 
 
 def forked_random(device: torch.device) -> AbstractContextManager[None]:
     """In which random numbers may be drawn: afterwards they are as before."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+# What takes longer is run twice, the first time to set up; what takes less is run three times for this long.
+_LONG_NS = 5_000_000
+_TIMED_NS = 1_000_000
 
 
 def _time_ns(run: Callable[[], object], device: torch.device) -> int:
@@ -281,9 +345,11 @@ def _time_ns(run: Callable[[], object], device: torch.device) -> int:
         return (time.perf_counter_ns() - start) // count
 
     once = take(1)
-    if once > 100_000_000:
+    if once > _LONG_NS:
+        once = min(once, take(1))
+    if once > _LONG_NS:
         return once
-    count = min(2_000_000 // max(once, 1) + 1, 20)
+    count = min(_TIMED_NS // max(once, 1) + 1, 10)
     return int(statistics.median(take(count) for _ in range(3)))
 
 
@@ -306,15 +372,37 @@ def _made_bytes(made: Any, args: Any, kwargs: Any) -> int:
     )
 
 
+class Counts(NamedTuple):
+    """How many kinds of calls there are, and how many measurements were made for them."""
+
+    kinds: int
+    measured: int
+
+
 def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
     """Gives every call its time and workspace. Random numbers are as they were afterwards."""
+    fill_memory(captured, cache, meter)
+    fill_times(captured, cache)
+
+
+def _kinds(captured: Capture) -> list[tuple[Call, str]]:
+    """Returns the calls that take something, each with its kind."""
+    computed = arithmetic()
+    calls = [call for call in captured.calls if call.values and not call.is_view]
+    return [(call, f"{kind_of(call, captured.constants)} {computed}") for call in calls]
+
+
+def fill_memory(captured: Capture, cache: CostCache, meter: _C.Meter) -> Counts:
+    """Gives every call its workspace, and its results their layouts."""
     with unset_fake_temporarily(), torch.no_grad(), forked_random(captured.device):
-        calls = [call for call in captured.calls if call.values and not call.is_view]
-        computed = arithmetic()
-        keys = [f"{kind_of(call, captured.constants)} {computed}" for call in calls]
         estimates: dict[str, Cost] = {}  # which are kept nowhere: the next measurement may succeed
-        for call, key in zip(calls, keys, strict=True):
+        kinds = _kinds(captured)
+        measured = 0
+        for call, key in kinds:
             if key in cache.costs or key in estimates:
+                continue
+            if has_known_memory(call):
+                estimates[key] = Cost(None, 0)
                 continue
             if call.has_effect:  # which a measurement must not have
                 estimates[key] = _estimate(call)
@@ -322,10 +410,63 @@ def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
             try:
                 cache.costs[key] = _measure(call, captured.constants, captured.device, meter)
                 cache.is_changed = True
+                measured += 1
             except Exception:  # An operator may raise anything, and may do so only here.
                 estimates[key] = _estimate(call)
         cache.save()
-        for call, key in zip(calls, keys, strict=True):
+        for call, key in kinds:
             cost = cache.costs.get(key) or estimates[key]
-            call.time_ns, call.workspace_bytes = cost.time_ns, cost.workspace_bytes
+            call.workspace_bytes = cost.workspace_bytes
             set_layouts(captured, call, [None if one is None else (one.strides, one.bytes) for one in cost.layouts])
+    return Counts(len({key for _, key in kinds}), measured)
+
+
+def fill_times(captured: Capture, cache: CostCache, room_bytes: int | None = None) -> Counts:
+    """Gives every call its time, after fill_memory(). What would need more than `room_bytes` is estimated."""
+    with unset_fake_temporarily(), torch.no_grad(), forked_random(captured.device):
+        times: dict[str, int] = {}
+        measured = 0
+        for call, key in (kinds := _kinds(captured)):
+            if key in times:
+                continue
+            cost = cache.costs.get(key)
+            if cost is not None and cost.time_ns is not None:
+                times[key] = cost.time_ns
+                continue
+            times[key] = _estimate(call).time_ns
+            if call.has_effect or (room_bytes is not None and _footprint_bytes(call) > room_bytes):
+                continue
+            try:
+                if is_elementwise(call):
+                    before = len(cache.costs)
+                    times[key] = _elementwise_ns(call, captured.constants, cache, captured.device)
+                    measured += len(cache.costs) - before
+                elif cost is not None:
+                    times[key] = _measure_time(call, captured.constants, captured.device)
+                    cache.costs[key] = cost._replace(time_ns=times[key])
+                    cache.is_changed = True
+                    measured += 1
+            except Exception:  # As above.
+                continue
+        cache.save()
+        for call, key in kinds:
+            cost = cache.costs.get(key)  # by which others may have planned meanwhile
+            call.time_ns = times[key] if cost is None or cost.time_ns is None else cost.time_ns
+    return Counts(len(times), measured)
+
+
+# Bytes beside a call's own while it is timed: the state of the random generator, and a block of fractions.
+_BESIDE_BYTES = 8192
+_BLOCK_BYTES = 8 * SAMPLE_BLOCK
+
+
+def _footprint_bytes(call: Call) -> int:
+    """Returns the bytes that timing a call takes at most: inputs of its own, its results and its workspace."""
+    leaves = pytree.tree_leaves((needs_a_tensor(call.node), call.node.meta.get("val")))
+    values = [one.meta.get("val") if isinstance(one, fx.Node) else one for one in leaves]
+    sizes = [storage_bytes(one) for one in values if is_tensor(one)]
+    if is_elementwise(call):
+        count = sample_size(call)
+        sizes = [count * one.element_size() for one in values if is_tensor(one)]
+    block_bytes = _BLOCK_BYTES if any(size > SAMPLE_BLOCK for size in sizes) else 0
+    return _BESIDE_BYTES + block_bytes + call.workspace_bytes + sum(sizes)

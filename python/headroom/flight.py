@@ -124,7 +124,10 @@ class Place:
         """The rest where this graph and those in it share that. Whatever fits the smallest plans fits so."""
         if not self.inner:
             return self.rest(0)
-        least, most = self.smallest_bytes(), self.store_all_bytes()
+        most = self.store_all_bytes()
+        if available_bytes >= most:
+            return self.rest(1)
+        least = self.smallest_bytes()
         share = min(1.0, max(0.0, (available_bytes - least) / max(most - least, 1)))
         # In steps, so that small changes of what is outside change no plan.
         return self.rest(math.floor(share * _SHARE_STEPS) / _SHARE_STEPS)

@@ -8,13 +8,13 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from headroom import _C
-from headroom.aot import Settings, meter_of, too_small
+from headroom.aot import Options, Settings, meter_of, too_small
 from headroom.capture import Unsupported
 
 
@@ -198,7 +198,7 @@ class Sequential(nn.Module):
     share is of what the stages themselves add, without a loss outside.
     """
 
-    def __init__(self, model: nn.Sequential, budget: int | str | None = None, **options: Any) -> None:
+    def __init__(self, model: nn.Sequential, budget: float | str | None = None, **options: Unpack[Options]) -> None:
         super().__init__()
         if not isinstance(model, nn.Sequential):
             raise TypeError(f"headroom.Sequential takes an nn.Sequential, found {type(model).__name__}")

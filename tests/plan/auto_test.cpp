@@ -320,6 +320,24 @@ Chain equal_blocks(int length, Random& random) {
   return chain;
 }
 
+TEST(PlanAuto, MakesOneFrontForAllBudgets) {
+  const Problem problem = make_problem(u_shape(12));
+  const FlatGraph flat(problem.graph);
+  const PlanLimits limits{.effort = Effort::kLow, .threads = 1};
+  const std::shared_ptr<const AutoFront> front = problem.fronts->get(problem, flat, limits);
+  for (int64_t budget_bytes = problem.base_peak_bytes; budget_bytes > 0; budget_bytes -= problem.base_peak_bytes / 7) {
+    const Plan plan = make_plan(get_planner("auto"), problem, {budget_bytes, limits});
+    const Plan fresh = make_plan(get_planner("auto"), Problem(problem.graph, problem.chain), {budget_bytes, limits});
+    EXPECT_EQ(plan.result.schedule, fresh.result.schedule) << budget_bytes;
+    EXPECT_EQ(plan.result.smallest_budget_bytes, fresh.result.smallest_budget_bytes) << budget_bytes;
+  }
+  EXPECT_EQ(auto_curve(problem, limits), auto_curve(Problem(problem.graph, problem.chain), limits));
+  EXPECT_EQ(problem.fronts->get(problem, flat, limits), front);
+  const Problem copy = problem;
+  EXPECT_EQ(copy.fronts->get(copy, FlatGraph(copy.graph), limits), front);
+  EXPECT_NE(problem.fronts->get(problem, flat, {.effort = Effort::kNormal, .threads = 1}), front);
+}
+
 /// At the very peak of each plan that another planner has within budgets at random.
 TEST(PlanAuto, NeverSlowerThanAnotherPlannerAtAnyBudget) {
   Random random(5);

@@ -53,6 +53,41 @@ TEST(MakePlan, StoreAllDefinesTheBase) {
   EXPECT_EQ(plan.result.smallest_budget_bytes, 13);
 }
 
+TEST(FindPlanWithoutReruns, IsThePlanOfAutoForStoreAll) {
+  Random random(3);
+  int compared = 0;
+  for (int i = 0; i < 20; ++i) {
+    const Problem problem = make_problem(Graph(testing::random_graph(random, {.forward_ops = 6})));
+    const std::optional<Plan> plan = find_plan_without_reruns(problem);
+    if (!plan) continue;
+    ++compared;
+    const Plan expected = make_plan(get_planner("auto"), problem, {problem.base_peak_bytes, {}});
+    EXPECT_EQ(plan->time_ns, expected.time_ns) << i;
+    EXPECT_EQ(plan->time_ns, problem.base_time_ns) << i;
+    EXPECT_LE(*plan->peak_bytes, problem.base_peak_bytes) << i;
+    EXPECT_EQ(plan->result.status, PlanStatus::kOptimal) << i;
+    EXPECT_EQ(plan->result.smallest_budget_bytes, -1) << i;
+  }
+  EXPECT_GT(compared, 10);
+}
+
+TEST(FindPlanWithoutReruns, NoneWhereAnotherProducerIsFaster) {
+  // The first producer of y takes 3, the last 5: store-all runs the last.
+  GraphSpec spec;
+  spec.name = "two";
+  spec.values = {Value{"x", 1, true, {}}, Value{"y", 1, false, {}}};
+  for (const int64_t time_ns : {3, 5}) {
+    Op op{.name = "op" + std::to_string(time_ns), .inputs = {value_id(0)}, .outputs = {value_id(1)}, .overwrites = {}};
+    op.time_ns = time_ns;
+    spec.ops.push_back(std::move(op));
+  }
+  spec.outputs = {value_id(1)};
+  const Problem problem = make_problem(Graph(spec));
+  ASSERT_EQ(problem.base_time_ns, 5);
+  EXPECT_FALSE(find_plan_without_reruns(problem));
+  EXPECT_EQ(make_plan(get_planner("auto"), problem, {2, {}}).time_ns, 3);
+}
+
 TEST(MakePlan, TakesAwayWhatIsAboveTheBudget) {
   const Problem problem = make_problem(five_equal());
   for (const char* name : {"store-all", "even", "sqrt", "peak-cubic", "peak-linear", "division-tree"}) {

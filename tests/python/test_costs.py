@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import time
@@ -13,8 +14,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 
+from headroom.capture import Call  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
 import headroom  # noqa: E402
-from headroom import aot, costs  # noqa: E402
+from headroom import aot, costs, elementwise  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -149,7 +153,7 @@ def test_indices_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     table, indices = torch.nn.Embedding(50, 4), torch.randint(0, 50, (200,))
     headroom.plan(lambda: table(indices).square().sum(), cache=False)
     found = [one for one in made if one.dtype == torch.int64 and one.numel() == 200]
-    assert len(found) == 2  # of the embedding and of its backward
+    assert len(found) == 4  # of the embedding and of its backward, for their memory and for their time
     assert all(one.unique().numel() > 40 and one.max() < 50 for one in found)
 
 
@@ -165,3 +169,168 @@ def test_real_layouts_of_gradients_are_counted() -> None:
         meter.reset_peak()
         run().backward()
         assert meter.peak_bytes() <= plan.smallest_budget
+
+
+def deep_model() -> torch.nn.Sequential:
+    return torch.nn.Sequential(*[layer for _ in range(6) for layer in (torch.nn.Linear(16, 16), torch.nn.Tanh())])
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """An entry for each call of a function of costs.py. What is measured with is not kept."""
+    calls: list[str] = []
+    function = getattr(costs, name)
+
+    def count(*args: Any) -> Any:
+        calls.append(name)
+        return function(*args)
+
+    monkeypatch.setattr(costs, name, count)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("budget", "is_measured", "is_timed"),
+    [(None, False, False), ("1x", True, False), (10**9, True, False), ("0.8x", True, True)],
+)
+def test_times_are_measured_only_where_a_plan_must_choose(
+    budget: int | str | None, is_measured: bool, is_timed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, timed = counted(monkeypatch, "_measure"), counted(monkeypatch, "_time_ns")
+    model = deep_model()
+    batch = torch.randn(64, 16)
+    run = headroom.compile(lambda: model(batch).square().mean(), budget, cache=False)
+    aot.cache_of.cache_clear()
+    for _ in range(3):
+        run().backward()
+    assert bool(measured) == is_measured
+    assert bool(timed) == is_timed
+
+
+def test_plans_that_are_told_have_times() -> None:
+    model, batch, plans = deep_model(), torch.randn(64, 16), []
+    headroom.compile(lambda: model(batch).sum(), cache=False, on_plan=plans.append)().backward()
+    assert plans[0].time_ns == plans[0].plain_time_ns > 0
+
+
+def test_times_are_measured_when_memory_gets_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = counted(monkeypatch, "_time_ns")
+    aot.cache_of.cache_clear()
+    model, batch = deep_model(), torch.randn(64, 16)
+    meter = headroom.Meter(CPU)
+    plan = headroom.plan(lambda: model(batch).square().mean(), cache=False)
+    budget, spare_bytes = plan.plain_peak + (20 << 10), plan.plain_peak - plan.smallest_budget
+    others: list[torch.Tensor] = []
+    timed.clear()
+    aot.cache_of.cache_clear()
+    run = headroom.compile(lambda: model(batch).square().mean(), budget, cache=False)
+    for step in range(4):
+        if step == 2:  # From here on a third of what storing all adds to the smallest plan is left.
+            others.append(torch.empty(budget - plan.plain_peak + spare_bytes * 2 // 3, dtype=torch.uint8))
+        model.zero_grad(set_to_none=True)
+        meter.reset_peak()
+        run().backward()
+        assert meter.peak_bytes() <= budget or step == 0
+        assert bool(timed) == (step >= 2)
+
+
+def test_timing_takes_no_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+    step = headroom.plan(lambda: (x @ x).tanh().sum(), cache=False)._step
+    cache = costs.CostCache(CPU, persistent=False)
+    costs.fill_memory(step.captured, cache, aot.meter_of(CPU))
+    timed = counted(monkeypatch, "_time_ns")
+    costs.fill_times(step.captured, cache, 1 << 14)  # of one tensor
+    assert len(timed) == 0
+    assert all(cost.time_ns is None for cost in cache.costs.values())
+    costs.fill_times(step.captured, cache, 1 << 17)
+    assert len(timed) > 0
+
+
+def call_of(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Call:
+    """The last operator that a function calls."""
+    graph = make_fx(function, tracing_mode="fake")(*inputs).graph
+    return Call([node for node in graph.nodes if node.op == "call_function"][-1], [], [])
+
+
+def images(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).to(memory_format=torch.channels_last)
+
+
+ROWS, IMAGES = torch.randn(64, 48), images(2, 8, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (torch.tanh, [ROWS]),
+        (torch.add, [ROWS, ROWS]),
+        (torch.add, [ROWS, torch.randn(48)]),
+        (torch.mul, [torch.randn(64, 1), ROWS]),
+        (torch.mul, [ROWS, torch.tensor(2.0)]),
+        (torch.tanh, [IMAGES]),
+        (torch.add, [IMAGES, images(2, 8, 6, 6)]),
+        (torch.clone, [IMAGES]),
+        (torch.ops.aten.gelu_backward.default, [ROWS, ROWS]),
+        (torch.ops.aten.threshold_backward.default, [ROWS, ROWS, 0]),
+        (lambda x: x.to(torch.bfloat16), [ROWS]),
+    ],
+)
+def test_memory_of_elementwise_calls_is_known(function: Callable[..., torch.Tensor], inputs: list[Any]) -> None:
+    call = call_of(
+        lambda *tensors: function(*tensors, *inputs[len(tensors) :]),
+        *[one for one in inputs if isinstance(one, torch.Tensor)],
+    )
+    assert elementwise.has_known_memory(call)
+    assert costs._measure(call, {}, CPU, headroom.Meter(CPU)) == costs.Cost(None, 0)
+    arguments, options = elementwise.sample_arguments(call, {})
+    assert call.node.target(*arguments, **options).numel() == elementwise.sample_size(call) == 4096
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (torch.sum, [ROWS]),
+        (torch.tanh, [ROWS.t()[:, ::2]]),  # makes a result with other strides
+        (torch.add, [IMAGES, IMAGES.contiguous()]),
+        (torch.mul, [ROWS, ROWS > 0]),  # converts the second
+        (lambda x: x * 0.3, [ROWS]),  # makes a tensor of the number
+        (lambda x: 2**x, [ROWS]),  # so does this
+        (torch.bernoulli, [ROWS.abs()]),
+        (lambda x: x.t().clone(memory_format=torch.contiguous_format), [ROWS]),
+    ],
+)
+def test_memory_of_other_calls_is_measured(function: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> None:
+    assert not elementwise.has_known_memory(call_of(function, *inputs))
+
+
+def test_times_of_elementwise_calls_are_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 300 x 200 numbers 8^5 = 32768 are timed: 2000 ns to start and 98304 for the numbers, 3 ns for each."""
+    monkeypatch.setattr(costs, "_time_ns", lambda *_: 2000 + 98304)
+    cache = costs.CostCache(CPU, persistent=False)
+    for shape in [(300, 200), (250, 240)]:
+        call = call_of(torch.tanh, torch.empty(shape))
+        assert costs._elementwise_ns(call, {}, cache, CPU) == 2000 + 3 * 60_000
+    assert len(cache.costs) == 1
+    costs._elementwise_ns(call_of(torch.exp, torch.empty(300, 200)), {}, cache, CPU)
+    costs._elementwise_ns(call_of(torch.tanh, torch.empty(300, 200, dtype=torch.float64)), {}, cache, CPU)
+    costs._elementwise_ns(call_of(torch.tanh, torch.empty(3000, 200)), {}, cache, CPU)
+    assert len(cache.costs) == 4
+
+
+def test_samples_take_little_memory() -> None:
+    meter = headroom.Meter(CPU)
+    before = meter.current_bytes()
+    meter.reset_peak()
+    costs.move_time_ns(1, costs.CostCache(CPU), CPU)
+    costs.draw_time_ns(1, costs.CostCache(CPU), CPU)
+    assert meter.peak_bytes() - before < (4 << 20) + (64 << 10)  # the state of the generator is kept too
+
+
+def test_logs_say_where_the_time_of_a_first_call_goes(caplog: pytest.LogCaptureFixture) -> None:
+    aot.cache_of.cache_clear()
+    model, batch = deep_model(), torch.randn(64, 16)
+    with caplog.at_level(logging.INFO, "headroom"):
+        headroom.compile(lambda: model(batch).square().mean(), "0.8x", cache=False)().backward()
+    parts = ["capture of", "memory of", "compiling by", "times of", "planning of"]
+    assert [next(part for part in parts if record.message.startswith(part)) for record in caplog.records] == parts
+    assert all(" ms" in record.message for record in caplog.records)

@@ -95,8 +95,9 @@ def test_hooks_of_the_optimizer_are_not_called() -> None:
 
 
 def test_an_optimizer_whose_state_is_not_known_is_refused() -> None:
+    optimizer = optim.LBFGS(make_model().parameters())
     with pytest.raises(ValueError, match=r"^optimizer: the state of LBFGS .* reserve= instead"):
-        Settings(10**9, optimizer=optim.LBFGS(make_model().parameters())).limit_bytes()
+        Settings(10**9, optimizer=optimizer).limit_bytes()
     with pytest.raises(TypeError, match=r"^optimizer: expected a torch.optim.Optimizer, found 'adamw'"):
         headroom.compile(make_model(), 10**9, optimizer="adamw")
 

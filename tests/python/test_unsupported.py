@@ -459,13 +459,18 @@ def test_an_operator_that_gives_no_tensor_is_refused() -> None:
 
 def test_costs_of_effects_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[str] = []
-    measure = costs._measure
 
-    def noting(call: object, *args: object) -> tuple[int, int]:
-        measured.append(str(call.node.target))
-        return measure(call, *args)
+    def note_calls(name: str) -> None:
+        measure = getattr(costs, name)
 
-    monkeypatch.setattr(costs, "_measure", noting)
+        def noting(call: object, *args: object) -> object:
+            measured.append(str(call.node.target))
+            return measure(call, *args)
+
+        monkeypatch.setattr(costs, name, noting)
+
+    for name in ("_measure", "_measure_time", "_elementwise_ns"):
+        note_calls(name)
     headroom.plan(noted, leaf(8), cache=False)
     assert "aten.sin.default" in measured
     assert not any("with_effects" in name for name in measured)

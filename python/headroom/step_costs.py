@@ -1,0 +1,59 @@
+"""When the costs of a captured graph are measured."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from torch.utils._python_dispatch import _disable_current_modes
+
+from headroom import _C
+from headroom.capture import Capture
+from headroom.costs import CostCache, Counts, fill_memory, fill_times
+
+_log = logging.getLogger(__name__)
+
+
+class StepCosts:
+    """The costs of a captured graph's calls, measured when they are first needed."""
+
+    def __init__(
+        self, captured: Capture, cache: Callable[[], CostCache], meter: _C.Meter, limit_bytes: int | None
+    ) -> None:
+        self.captured = captured
+        self.cache = cache
+        self.meter = meter
+        self.limit_bytes = limit_bytes  # of the device; None: no limit
+        self.has_run = False  # by some plan: from then on timing keeps to the limit
+        self.has_memory = False
+        self.has_times = False
+
+    def need_memory(self) -> None:
+        if self.has_memory:
+            return
+        start = time.perf_counter()
+        with _disable_current_modes():  # Those that users have set see nothing of it.
+            counts = fill_memory(self.captured, self.cache(), self.meter)
+        self.has_memory = True
+        _log_measured("memory", counts, start)
+
+    def need_times(self) -> None:
+        if self.has_times:
+            return
+        self.need_memory()
+        start = time.perf_counter()
+        room = None
+        if self.has_run and self.limit_bytes is not None:
+            room = max(self.limit_bytes - self.meter.current_bytes(), 0)
+        with _disable_current_modes():  # Those that users have set see nothing of it.
+            counts = fill_times(self.captured, self.cache(), room)
+        self.has_times = True
+        _log_measured("times", counts, start)
+
+
+def _log_measured(name: str, counts: Counts, start: float) -> None:
+    taken = 1e3 * (time.perf_counter() - start)
+    known = max(counts.kinds - counts.measured, 0)
+    given = (name, counts.kinds, counts.measured, known, taken)
+    _log.info("%s of %d kinds of calls: %d measured, %d known before or estimated, %.0f ms", *given)
