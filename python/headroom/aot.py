@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import operator
 import warnings
@@ -459,8 +460,13 @@ def compile_graph(
 
     def forward_compiler(_: fx.GraphModule, __: Sequence[Any]) -> Callable[[list[Any]], Any]:
         step = steps[-1]
+        is_first = settings.budget is not None
 
         def forward(arguments: list[Any]) -> list[Any]:
+            nonlocal is_first
+            if is_first:  # Tracing leaves tensors in reference cycles, such as copies of the generator's state.
+                is_first = False
+                gc.collect()
             outputs, flight = flights_on(step.captured.device).forward(step, arguments)
             token = torch.empty(0)
             token.headroom = flight

@@ -60,12 +60,20 @@ class Attentions(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_attention(func):
-            self.counts[str(func)] += 1
+            self.counts[attention_name(func, args, kwargs or {})] += 1
         return func(*args, **(kwargs or {}))
 
 
 def is_attention(target: object) -> bool:
     return "scaled_dot_product" in str(target)
+
+
+def attention_name(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    """Returns the kernel, and what it is told of masks."""
+    names = [argument.name for argument in target._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    masks = [name for name in ("attn_mask", "attn_bias", "is_causal") if given.get(name) is not None and given[name] is not False]
+    return " ".join([str(target), *masks])
 
 
 @dataclass
@@ -107,8 +115,8 @@ class Compiled:
             step.chosen.clear()
 
     def attentions(self) -> collections.Counter[str]:
-        targets = [call.node.target for step in self.steps() for call in step.captured.calls]
-        return collections.Counter(str(target) for target in targets if is_attention(target))
+        nodes = [call.node for step in self.steps() for call in step.captured.calls if is_attention(call.node.target)]
+        return collections.Counter(attention_name(node.target, node.args, node.kwargs) for node in nodes)
 
 
 class Training:
@@ -251,7 +259,7 @@ class Check:
     def shares(self, step: Compiled) -> int:
         """Checks no budget and shares; returns what storing everything adds."""
         store_all = 0
-        for budget in (None, "1x", "0.75x", "0.5x"):
+        for budget in ("1x", None, "0.75x", "0.5x"):
             step.set_budget(budget)
             try:
                 found = self.training.train(step)
@@ -333,7 +341,7 @@ def check(name: str, case: Case, report: Callable[[Row], None], *, is_outside: b
     torch._dynamo.reset()
     try:
         check = Check(name, case, report)
-        step = Compiled(check.training, None)
+        step = Compiled(check.training, "1x")
         store_all = check.shares(step)
         smallest = check.smallest_bytes(step)
         check.middle(step, smallest, store_all)

@@ -248,7 +248,7 @@ def wav2vec2() -> Case:
 _SMALL_VIT = {"img_size": 32, "patch_size": 4, "embed_dim": 64, "depth": 2}
 _SMALL_IMAGE = {**{key: _SIZES[key] for key in list(_SIZES)[1:5]}, "image_size": 32, "patch_size": 4}
 _SMALL_SWIN = {"img_size": 32, "window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4)}
-_GROUPED = {"num_key_value_heads": 1}
+_GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 1}
 _LAYERS = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 64, "vocab_size": WORDS, **_TOKENS}
 _T5 = {"num_layers": 2, "d_model": 32, "num_heads": 2, "d_kv": 16, "d_ff": 64, "vocab_size": WORDS}
 
@@ -330,9 +330,9 @@ CASES: dict[str, Case] = {
     "llama, padded": decoder("Llama", **_GROUPED, padded=True),
     "mistral": decoder("Mistral", **_GROUPED, sliding_window=16),
     "qwen2": decoder("Qwen2", **_GROUPED),
-    "qwen3": decoder("Qwen3", **_GROUPED, head_dim=16),
-    "gemma": decoder("Gemma", **_GROUPED, head_dim=16),
-    "gemma2": decoder("Gemma2", **_GROUPED, head_dim=16),
+    "qwen3": decoder("Qwen3", **_GROUPED, head_dim=8),
+    "gemma": decoder("Gemma", **_GROUPED, head_dim=8),
+    "gemma2": decoder("Gemma2", **_GROUPED, head_dim=8),
     "phi": decoder("Phi"),
     "falcon": decoder("Falcon"),
     "stablelm": decoder("StableLm", num_key_value_heads=2),
