@@ -39,6 +39,7 @@ from headroom.rewrite import (
     draw_in_layout,
     drop_unused_statistics,
     protect_changed_inputs,
+    share_masks,
     update_statistics,
     updated_by,
 )
@@ -385,6 +386,7 @@ def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settin
     update_statistics(joint, forward_output_count)
     drop_unused_statistics(joint)
     draw_in_layout(joint)
+    share_masks(joint)
     protect_changed_inputs(joint, forward_output_count)
     captured = capture(joint, forward_output_count, name)
     device = captured.device

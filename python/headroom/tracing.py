@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Iterator
+from operator import getitem
 
 import torch
 from torch import fx
@@ -157,7 +157,7 @@ def _before_repeat(repeated: fx.Node) -> fx.Node | None:
     if expanded is None or not _is_made_in(repeated, _REPEATS_HEADS) or expanded.target != "expand":
         return None
     indexed = expanded.args[0]
-    if indexed.target is not operator.getitem or not isinstance(indexed.args[1], tuple):
+    if indexed.target is not getitem or not isinstance(indexed.args[1], tuple):
         return None
     is_new = [one is None for one in indexed.args[1]]
     return indexed.args[0] if is_new == [False, False, True, False, False] else None

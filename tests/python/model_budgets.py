@@ -26,12 +26,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from headroom.api import _Backend
 from headroom.aot import Planned, Settings, Step
+from headroom.api import _Backend
 from headroom.budgets import read_budget
 from headroom.flight import flights_on
 from model_zoo import CASES, Case
 from operator_samples import difference
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import headroom
@@ -47,8 +48,10 @@ OUTSIDE_EVERY = 8
 # Models whose arithmetic tracing itself changes, by the reason. They are compared with backend="aot_eager".
 CHANGED_BY_TRACING: dict[str, str] = {}
 
-# Models that take more memory at 1x than plain PyTorch, by the reason.
-ABOVE_PLAIN: dict[str, str] = {}
+# Models that take more memory at 1x than plain PyTorch, or call other attention kernels, by the reason.
+ABOVE_PLAIN = {
+    "llama, full mask": "eager looks at a mask among the inputs and drops it where it is all true, a traced step cannot"
+}
 
 
 class Attentions(TorchDispatchMode):
@@ -72,8 +75,8 @@ def attention_name(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     """Returns the kernel, and what it is told of masks."""
     names = [argument.name for argument in target._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
-    masks = [name for name in ("attn_mask", "attn_bias", "is_causal") if given.get(name) is not None and given[name] is not False]
-    return " ".join([str(target), *masks])
+    masks = {name: given.get(name) for name in ("attn_mask", "attn_bias", "is_causal")}
+    return " ".join([str(target), *(name for name, one in masks.items() if one is not None and one is not False)])
 
 
 @dataclass
@@ -132,11 +135,12 @@ class Training:
         self.optimizer: torch.optim.Optimizer | None = None
         self.plans: list[Planned] = []
 
-    def function(self) -> Callable[..., torch.Tensor]:
-        """Returns the loss as a function that Dynamo has not seen yet."""
+    def function(self, model: nn.Module | None = None) -> Callable[..., torch.Tensor]:
+        """Returns the loss, of the model or of what it was compiled to, as a function that Dynamo has not seen yet."""
+        called = model or self.model
 
         def loss(*inputs: torch.Tensor) -> torch.Tensor:
-            return self.case.loss(self.model, *inputs)
+            return self.case.loss(called, *inputs)
 
         loss.__code__ = loss.__code__.replace()
         return loss
@@ -273,10 +277,11 @@ class Check:
                 store_all = max(found.added)
                 plain = max(self.plain.added)
                 notes = f" (plain {plain:,}, {100 * (store_all / plain - 1):+.2f} %)"
-                if store_all > (1 + PLAIN_TOLERANCE) * plain and self.name not in ABOVE_PLAIN:
+                is_known = self.name in ABOVE_PLAIN
+                if store_all > (1 + PLAIN_TOLERANCE) * plain and not is_known:
                     faults.append("more than plain PyTorch")
                 attentions = step.attentions()
-                if attentions != self.attentions:
+                if attentions != self.attentions and not is_known:
                     faults.append(f"attention {dict(attentions)}, of plain PyTorch {dict(self.attentions)}")
             self.finish(budget or "none", found, faults, notes)
         return store_all
@@ -328,11 +333,8 @@ class Check:
         training.reset()
         before = training.meter.current_bytes()
         budget = (smallest_bytes + before + store_all_bytes) // 2 + self.state_bytes
-        model, whole = training.model, training.model
         training.plans.clear()
-        training.model = headroom.compile(whole, budget, cache=False)
-        found = training.train(training.function())
-        training.model = model
+        found = training.train(training.function(headroom.compile(training.model, budget, cache=False)))
         faults = over_faults(found.peaks[1:], [budget] * (STEPS - 1)) + tensor_faults(found, self.expected)
         self.finish("loss outside", found, faults)
 

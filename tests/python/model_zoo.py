@@ -118,10 +118,12 @@ _SEQUENCES = {
 }
 
 
-def texts(batch: int, length: int, *, padded: bool) -> tuple[torch.Tensor, ...]:
-    """Returns tokens and labels, and a mask of texts of different lengths if `padded`."""
+def texts(batch: int, length: int, *, padded: bool, full: bool) -> tuple[torch.Tensor, ...]:
+    """Returns tokens and labels, and a mask of texts of different lengths if `padded`, of equal ones if `full`."""
     tokens = torch.randint(2, WORDS, (batch, length))
     labels = torch.randint(2, WORDS, (batch, length))
+    if full:
+        return tokens, labels, torch.ones_like(tokens)
     if not padded:
         return tokens, labels
     lengths = torch.arange(batch) * (length // (2 * batch)) + length // 2
@@ -146,7 +148,9 @@ def logits_loss(output: Any, labels: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits_of(output).flatten(0, 1), labels.flatten())
 
 
-def transformer(config: str, model: str, *, loss: Any = text_loss, padded: bool = False, **options: Any) -> Case:
+def transformer(
+    config: str, model: str, *, loss: Any = text_loss, padded: bool = False, full: bool = False, **options: Any
+) -> Case:
     """Returns a case with a language model of transformers."""
 
     def make() -> nn.Module:
@@ -158,7 +162,7 @@ def transformer(config: str, model: str, *, loss: Any = text_loss, padded: bool 
             configuration.use_cache = False
         return getattr(transformers, model)(configuration)
 
-    return Case(make, functools.partial(texts, 4, 32, padded=padded), loss)
+    return Case(make, functools.partial(texts, 4, 32, padded=padded, full=full), loss)
 
 
 def encoder(name: str, **options: Any) -> Case:
@@ -308,6 +312,7 @@ CASES: dict[str, Case] = {
     # transformers, encoders
     "bert": encoder("Bert"),
     "bert, padded": encoder("Bert", padded=True),
+    "bert, full mask": encoder("Bert", full=True),
     "roberta": encoder("Roberta", **_TOKENS),
     "albert": encoder("Albert", embedding_size=16),
     "distilbert": encoder("DistilBert", dim=32, hidden_dim=64, n_layers=2, n_heads=2),
@@ -328,6 +333,7 @@ CASES: dict[str, Case] = {
     "bloom": decoder("Bloom", n_layer=2, n_head=2),
     "llama": decoder("Llama", **_GROUPED),
     "llama, padded": decoder("Llama", **_GROUPED, padded=True),
+    "llama, full mask": decoder("Llama", **_GROUPED, full=True),
     "mistral": decoder("Mistral", **_GROUPED, sliding_window=16),
     "qwen2": decoder("Qwen2", **_GROUPED),
     "qwen3": decoder("Qwen3", **_GROUPED, head_dim=8),
@@ -349,9 +355,7 @@ CASES: dict[str, Case] = {
     "whisper": whisper(),
     # transformers, images and sound
     "vit": image_model("ViTConfig", "ViTForImageClassification", **_SMALL_IMAGE),
-    "dinov2": image_model(
-        "Dinov2Config", "Dinov2ForImageClassification", **{**_SMALL_IMAGE, "drop_path_rate": 0.1}
-    ),
+    "dinov2": image_model("Dinov2Config", "Dinov2ForImageClassification", **{**_SMALL_IMAGE, "drop_path_rate": 0.1}),
     "segformer": image_model(
         "SegformerConfig",
         "SegformerForImageClassification",

@@ -173,3 +173,30 @@ def test_masks_of_others_are_kept() -> None:
     for folder in ("mine", "transformers"):
         torch.compile(attention(queries, queries, kind="causal", folder=folder), backend=backend)(queries, queries)
     assert given == [(True, False), (False, True)]
+
+
+def test_layers_share_one_converted_mask() -> None:
+    """Each call of attention converts a mask of booleans, and plain training keeps all the results."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 64, 8, requires_grad=True)
+    is_seen = torch.arange(64) < torch.tensor([40, 64])[:, None]
+
+    def loss(x: torch.Tensor, is_seen: torch.Tensor) -> torch.Tensor:
+        mask = is_seen[:, None, None, :].expand(2, 1, 64, 64)
+        for _ in range(4):
+            x = functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+        return x.square().sum()
+
+    meter = headroom.Meter(torch.device("cpu"))
+    found = []
+    run = headroom.compile(loss, "1x", cache=False)
+    run(x, is_seen)
+    for function in (loss, run):
+        before = meter.current_bytes()
+        meter.reset_peak()
+        (gradient,) = torch.autograd.grad(function(x, is_seen), x)
+        found.append((meter.peak_bytes() - before, gradient))
+    (plain_bytes, expected), (found_bytes, gradient) = found
+    assert torch.equal(gradient, expected)
+    one_mask = 2 * 64 * 64 * 4
+    assert found_bytes <= plain_bytes - 3 * one_mask

@@ -244,3 +244,31 @@ def test_what_tracing_leaves_to_the_garbage_collector_takes_no_part_of_a_budget(
         assert meter.peak_bytes() <= smallest
     finally:
         gc.enable()
+
+
+def test_numbers_that_a_model_makes_tensors_of_take_no_part_of_a_budget() -> None:
+    model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Tanh())])
+    x = torch.randn(64, 16)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        y = model(x) / torch.sqrt(torch.tensor(3.0)) + torch.tensor([1.0, 2.0] * 8)
+        return (y * torch.tensor(2, dtype=torch.bfloat16)).square().mean()
+
+    def compiled(budget: int) -> Any:
+        function = loss.__code__.replace()
+        return headroom.compile(type(loss)(function, globals(), closure=loss.__closure__), budget, cache=False)
+
+    loss(x).backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with pytest.raises(headroom.BudgetError) as caught:
+        compiled(1)(x)
+    smallest = caught.value.smallest_budget_bytes
+    runs = []
+    for _ in range(2):
+        runs.append(compiled(smallest))
+        runs[-1](x).backward()
+        found = [parameter.grad for parameter in model.parameters()]
+        assert all(map(torch.equal, found, expected))
+        del found
+        model.zero_grad()
