@@ -153,8 +153,11 @@ def test_masks_that_only_tracing_writes_out(kind: str, key_heads: int) -> None:
         return function(queries, keys).square().sum()
 
     plain_bytes, expected = train(loss)
-    run = headroom.compile(loss, "1x", cache=False)
+    plans: list[Any] = []
+    run = headroom.compile(loss, "1x", cache=False, on_plan=plans.append)
     train(run)
+    planned = headroom.plan(loss, queries, keys, cache=False)
+    assert planned.peak - planned.before == plans[-1].predicted_bytes
     found_bytes, found = train(run)
     assert all(map(torch.equal, found, expected))
     assert found_bytes <= 1.01 * plain_bytes
