@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from headroom.aot import Planned, Settings, Step
+from headroom.aot import Planned, Settings
 from headroom.api import _Backend
 from headroom.budgets import read_budget
-from headroom.flight import flights_on
+from headroom.flight import Place, flights_on
 from model_zoo import CASES, Case
 from operator_samples import difference
 from torch import nn
@@ -109,16 +109,32 @@ class Compiled:
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         return self.run(*inputs)
 
-    def steps(self) -> list[Step]:
-        return [step for step in flights_on(CPU).roots if step.settings is self.settings]
+    def places(self) -> list[Place]:
+        """Returns the places of all graphs, outer ones first."""
+        places = [place for step, place in flights_on(CPU).roots.items() if step.settings is self.settings]
+        for place in places:
+            places.extend(place.inner.values())
+        return places
+
+    def is_cut(self) -> bool:
+        """Whether Dynamo has cut the model into several graphs."""
+        return len(self.places()) > 1
 
     def set_budget(self, budget: object) -> None:
         self.settings.budget = read_budget(budget)
-        for step in self.steps():
-            step.chosen.clear()
+        for place in self.places():
+            place.step.chosen.clear()
+
+    def allowed(self, found: Trained) -> list[int]:
+        """Returns what a share, or no budget, allows in each step beyond what was there before."""
+        if not self.is_cut():
+            return found.allowed
+        budget = self.settings.device_bytes(0, self.places()[0])
+        return found.added if budget is None else [budget] * len(found.peaks)
 
     def attentions(self) -> collections.Counter[str]:
-        nodes = [call.node for step in self.steps() for call in step.captured.calls if is_attention(call.node.target)]
+        calls = [call.node for place in self.places() for call in place.step.captured.calls]
+        nodes = [node for node in calls if is_attention(node.target)]
         return collections.Counter(attention_name(node.target, node.args, node.kwargs) for node in nodes)
 
 
@@ -137,7 +153,7 @@ class Training:
 
     def function(self, model: nn.Module | None = None) -> Callable[..., torch.Tensor]:
         """Returns the loss, of the model or of what it was compiled to, as a function that Dynamo has not seen yet."""
-        called = model or self.model
+        called = self.model if model is None else model
 
         def loss(*inputs: torch.Tensor) -> torch.Tensor:
             return self.case.loss(called, *inputs)
@@ -229,11 +245,13 @@ def prediction_faults(found: Trained) -> list[str]:
     ]
 
 
-def over_faults(peaks: Sequence[int], budgets: Sequence[int]) -> list[str]:
+def over_faults(peaks: Sequence[int], budgets: Sequence[int], step: Compiled | None = None) -> list[str]:
+    """Returns the steps over the budget, but for the first where something outside of a graph must be learned."""
+    first = 1 if step is None or step.is_cut() else 0
     return [
         f"step {index}: {peak - budget:,} bytes over the budget"
         for index, (peak, budget) in enumerate(zip(peaks, budgets, strict=True))
-        if peak > budget
+        if peak > budget and index >= first
     ]
 
 
@@ -257,8 +275,8 @@ class Check:
     def finish(self, budget: str, found: Trained, faults: list[str], notes: str = "") -> None:
         self.report(Row(self.name, budget, max(found.added, default=0), faults, notes))
 
-    def common_faults(self, found: Trained) -> list[str]:
-        return tensor_faults(found, self.expected) + prediction_faults(found)
+    def common_faults(self, found: Trained, step: Compiled) -> list[str]:
+        return tensor_faults(found, self.expected) + ([] if step.is_cut() else prediction_faults(found))
 
     def shares(self, step: Compiled) -> int:
         """Checks no budget and shares; returns what storing everything adds."""
@@ -271,7 +289,7 @@ class Check:
                 budget = re.search(r"the smallest that can is ([\d.]+x)", str(error)).group(1)
                 step.set_budget(budget)
                 found = self.training.train(step)
-            faults = over_faults(found.added, found.allowed) + self.common_faults(found)
+            faults = over_faults(found.added, step.allowed(found), step) + self.common_faults(found, step)
             notes = ""
             if budget in (None, "1x"):
                 store_all = max(found.added)
@@ -283,6 +301,8 @@ class Check:
                 attentions = step.attentions()
                 if attentions != self.attentions and not is_known:
                     faults.append(f"attention {dict(attentions)}, of plain PyTorch {dict(self.attentions)}")
+            if step.is_cut():
+                notes += f" {len(step.places())} graphs"
             self.finish(budget or "none", found, faults, notes)
         return store_all
 
@@ -303,7 +323,7 @@ class Check:
         budget = (smallest_bytes + before + store_all_bytes) // 2 + self.state_bytes
         step.set_budget(budget)
         found = self.training.train(step)
-        faults = over_faults(found.peaks, [budget] * STEPS) + self.common_faults(found)
+        faults = over_faults(found.peaks, [budget] * STEPS, step) + self.common_faults(found, step)
         self.finish(f"{budget} bytes", found, faults)
 
     def smallest(self, name: str, smallest_bytes: int, steps: int) -> None:
@@ -324,7 +344,7 @@ class Check:
                     break
                 budget = named
                 step.set_budget(budget)
-        faults += over_faults(found.peaks, budgets) + self.common_faults(found)
+        faults += over_faults(found.peaks, budgets, step) + self.common_faults(found, step)
         self.finish(name, found, faults)
 
     def outside(self, smallest_bytes: int, store_all_bytes: int) -> None:
@@ -335,7 +355,7 @@ class Check:
         budget = (smallest_bytes + before + store_all_bytes) // 2 + self.state_bytes
         training.plans.clear()
         found = training.train(training.function(headroom.compile(training.model, budget, cache=False)))
-        faults = over_faults(found.peaks[1:], [budget] * (STEPS - 1)) + tensor_faults(found, self.expected)
+        faults = over_faults(found.peaks, [budget] * STEPS) + tensor_faults(found, self.expected)
         self.finish("loss outside", found, faults)
 
 
