@@ -7,6 +7,7 @@ SHELL := bash
 JOBS ?= $(shell nproc)
 INSTANCES ?=
 KERNELS ?= eager
+PART ?= 1/1
 CHAIN_OF := --batch 8 --chain --steps 1 --no-plain --no-chart --out-graph build/chains
 EAGER_PROGRAMS ?= 10000
 INDUCTOR_PROGRAMS ?= 1000
@@ -19,7 +20,7 @@ TORCH_PREFIX := .venv/bin/python -W ignore -c 'import torch; print(torch.utils.c
 REPORT := build/report/template.html
 CPP_FILES := find headroom python tests benchmarks examples -name '*.h' -o -name '*.cpp'
 
-.PHONY: help build report docs train test demo bench lint format clean torch test-dev test-asan test-tsan test-ops test-programs test-claims
+.PHONY: help build report docs train test demo bench lint format clean torch test-dev test-asan test-tsan test-ops test-models test-programs test-claims
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -84,6 +85,12 @@ test-ops:  ## train all of PyTorch's operator and module samples through headroo
 	cmake --preset dev
 	cmake --build --preset dev --parallel $(JOBS) --target headroom_python
 	PYTHONPATH=build/dev/python .venv/bin/python tests/python/operator_samples.py --kernels $(KERNELS)
+
+test-models:  ## train models of torchvision, timm and transformers within five budgets each (PART=I/N: a part of them)
+	tools/setup.sh test torch models
+	cmake --preset dev
+	cmake --build --preset dev --parallel $(JOBS) --target headroom_python
+	PYTHONPATH=build/dev/python:build/models-packages OMP_NUM_THREADS=1 .venv/bin/python tests/python/model_budgets.py --part $(PART)
 
 test-programs:  ## random training programs (EAGER_PROGRAMS, INDUCTOR_PROGRAMS: how many), after test-dev
 	cd tests/python && $(PROGRAMS) --seeds 0:$(EAGER_PROGRAMS) --scripts $(CURDIR)/build/programs

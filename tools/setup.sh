@@ -4,6 +4,7 @@
 #   report to bundle its page       docs   to make its site
 #   test   to run its tests         torch  PyTorch: 2.13.0, or what TORCH names (a version or a pip requirement),
 #                                          unless one can be imported already
+#   models timm and torchvision, beside the .venv in build/models-packages: only make test-models reads them
 # Packages come from apt (as root; otherwise the command to run is printed), Python packages go into .venv.
 # Nothing is fetched when all is there.
 set -euo pipefail
@@ -18,7 +19,8 @@ packages_of() {
     docs) echo python3-venv ;;
     report) type node npm >/dev/null 2>&1 || echo nodejs npm ;; # not beside those of another origin
     torch) echo python3-venv python3-dev ;;
-    *) echo "setup.sh: no component '$1' (build, bench, docs, report, test, torch)" >&2 && return 2 ;;
+    models) echo python3-venv ;;
+    *) echo "setup.sh: no component '$1' (build, bench, docs, models, report, test, torch)" >&2 && return 2 ;;
   esac
 }
 
@@ -70,7 +72,17 @@ install_torch() {
   .venv/bin/python -c 'import torch; print("torch", torch.__version__)'
 }
 
-[ $# -gt 0 ] || { echo "usage: tools/setup.sh build|bench|docs|report|test|torch ..." >&2 && exit 2; }
+# Without what they depend on, which is in .venv: pip would replace its torch. Models need no binary of torchvision's.
+install_models() {
+  local wanted folder=build/models-packages
+  wanted=$(.venv/bin/python --version && cat tools/models-requirements.txt)
+  if [ -f "$folder/installed" ] && [ "$(cat "$folder/installed")" = "$wanted" ]; then return; fi
+  rm -rf "$folder"
+  .venv/bin/python -m pip install --quiet --no-deps --target "$folder" -r tools/models-requirements.txt
+  echo "$wanted" >"$folder/installed"
+}
+
+[ $# -gt 0 ] || { echo "usage: tools/setup.sh build|bench|docs|models|report|test|torch ..." >&2 && exit 2; }
 for component in "$@"; do
   packages=$(packages_of "$component")
   # shellcheck disable=SC2086
@@ -78,5 +90,6 @@ for component in "$@"; do
   case $component in
     bench | test | docs) install_python_packages ;;
     torch) install_torch ;;
+    models) install_models ;;
   esac
 done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import math
 import operator
@@ -42,6 +43,7 @@ from headroom.rewrite import (
     draw_in_layout,
     drop_unused_statistics,
     protect_changed_inputs,
+    share_masks,
     update_statistics,
     updated_by,
 )
@@ -473,6 +475,7 @@ def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settin
     update_statistics(joint, forward_output_count)
     drop_unused_statistics(joint)
     draw_in_layout(joint)
+    share_masks(joint)
     protect_changed_inputs(joint, forward_output_count)
     captured = capture(joint, forward_output_count, name)
     device = captured.device
@@ -561,8 +564,13 @@ def compile_graph(
 
     def forward_compiler(_: fx.GraphModule, __: Sequence[Any]) -> Callable[[list[Any]], Any]:
         step = steps[-1]
+        is_first = settings.budget is not None
 
         def forward(arguments: list[Any]) -> list[Any]:
+            nonlocal is_first
+            if is_first:  # Tracing leaves tensors in reference cycles, such as copies of the generator's state.
+                is_first = False
+                gc.collect()
             outputs, flight = flights_on(step.captured.device).forward(step, arguments)
             token = torch.empty(0)
             token.headroom = flight

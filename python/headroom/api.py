@@ -256,6 +256,7 @@ def _capture_step(model: Callable[..., Any], args: Sequence[Any], kwargs: dict[s
         raise _Planned(step)
 
     def only_capture(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        drop_full_masks(gm)
         return compile_graph(gm, inputs, settings, on_step=stop)
 
     try:

@@ -39,6 +39,9 @@ _FUNCTIONAL_HIGHER_ORDER = {
 # Symbolic numbers, and what they are in one call.
 _SYMBOLS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
+# The largest constants that are kept where no meter counts them.
+_MAX_UNCOUNTED_BYTES = 4096
+
 # In a node's meta: it runs in forward, whether or not forward's outputs need it.
 IN_FORWARD = "headroom_in_forward"
 
@@ -210,7 +213,7 @@ def capture(joint: fx.GraphModule, forward_output_count: int, name: str) -> Capt
         inputs.append(_add_tensor(result, node, resident=not is_tangent) if is_tensor(value) else -1)
     for node in joint.graph.nodes:
         if node.op == "get_attr":
-            result.constants[node] = getattr(joint, node.target)
+            result.constants[node] = _constant_of(joint, node.target)
         elif node.op == "call_function" and node.target is operator.getitem:
             _add_getitem(result, node)
         elif node.op == "call_function":
@@ -267,6 +270,23 @@ def _refuse_unknown(node: fx.Node) -> None:
     is_higher_order = isinstance(node.target, torch._ops.HigherOrderOperator)
     if is_higher_order and str(node.target) not in _FUNCTIONAL_HIGHER_ORDER | {"with_effects"}:
         raise Unsupported(f"the higher-order operator {node.target} is not supported; {LEAVE_OUT}")
+
+
+def _constant_of(joint: fx.GraphModule, name: str) -> Any:
+    """Returns an attribute of the graph, small tensors on the CPU in memory that no meter counts.
+
+    A number that a model makes a tensor of lives as long as the graph. Each compilation has its own, so that a budget
+    which one names would be too small for the next.
+    """
+    value = getattr(joint, name)
+    is_plain = type(value) is torch.Tensor and value.device.type == "cpu" and value.layout is torch.strided
+    if not is_plain or not 0 < value.numel() * value.element_size() <= _MAX_UNCOUNTED_BYTES:
+        return value
+    with unset_fake_temporarily(), torch.no_grad():
+        data = value.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).untyped_storage()
+        copy = torch.frombuffer(bytearray(data.tolist()), dtype=value.dtype).reshape(value.shape)
+    setattr(joint, name, copy)
+    return copy
 
 
 def _add_constant(to: Capture, node: fx.Node) -> None:

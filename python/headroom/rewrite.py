@@ -11,7 +11,7 @@ from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
-from headroom.capture import IN_FORWARD, is_alias, is_tensor, is_view
+from headroom.capture import IN_FORWARD, is_alias, is_tensor, is_view, writes
 from headroom.unsupported import LEAVE_OUT, Unsupported, located
 
 aten = torch.ops.aten
@@ -112,6 +112,41 @@ def _input_updates(joint: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.Node]]:
     for value, description in zip(output.args[0], output.meta["desc"], strict=True):
         if isinstance(description, InputMutationAOTOutput):
             yield value, inputs[description.mutated_input]
+
+
+# Arguments of attention kernels that say what is not attended to.
+_MASKS = ("attn_mask", "attn_bias")
+
+
+def share_masks(joint: fx.GraphModule) -> None:
+    """Has attention kernels read one mask where each layer would convert the same one for itself.
+
+    Plain training converts a mask of booleans in every call of attention, and keeps the result for backward.
+    """
+    numbers: dict[fx.Node, int] = {}
+    first_of: dict[int, fx.Node] = {}
+    number_of: dict[str, int] = {}
+    for node in joint.graph.nodes:
+        numbers[node] = number_of.setdefault(_computation(node, numbers), len(number_of))
+        if node.op != "call_function" or "scaled_dot_product" not in str(node.target):
+            continue
+        for position, argument in enumerate(node.target._schema.arguments):
+            mask = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            if argument.name in _MASKS and isinstance(mask, fx.Node):
+                first = first_of.setdefault(numbers[mask], mask)
+                if first is not mask:
+                    node.replace_input_with(mask, first)
+    joint.recompile()
+
+
+def _computation(node: fx.Node, numbers: dict[fx.Node, int]) -> str:
+    """Returns what is the same for nodes that compute the same of the same inputs, and for no others."""
+    tags = getattr(node.target, "tags", ())
+    is_function = isinstance(node.target, torch._ops.OpOverload) and not writes(node.target)
+    if node.target is not operator.getitem and (not is_function or torch.Tag.nondeterministic_seeded in tags):
+        return node.name
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: f"%{numbers[one]}")
+    return f"{node.target} {args} {kwargs}"
 
 
 # Operators that make a tensor for others to fill.

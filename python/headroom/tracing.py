@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from operator import getitem
 
 import torch
 from torch import fx
@@ -55,37 +56,108 @@ def eager_kernels() -> Iterator[None]:
             operator._dispatch_cache.clear()
 
 
-def drop_full_masks(gm: fx.GraphModule) -> None:
-    """Removes attention masks that mask nothing and do not depend on the model's inputs.
+# Where transformers makes masks, and repeats the heads of keys and values beside a mask.
+_MAKES_MASKS = "transformers/masking_utils.py"
+_REPEATS_HEADS = "transformers/integrations/sdpa_attention.py"
+# Heads up to this size transformers hands to attention without repeating them.
+_MAX_SHARED_HEAD = 256
 
-    Some models pass no mask in eager and write out a full one while they are traced, the same for all keys and so
-    expanded along them. Only the attention kernel without fusion takes such a mask; eager calls another one, which also
-    draws other random numbers for dropout.
+
+def drop_full_masks(gm: fx.GraphModule) -> None:
+    """Removes attention masks that do not depend on the model's inputs and that eager does without.
+
+    Some models pass no mask in eager and write one out while they are traced. One that masks nothing is the same for
+    all keys and so expanded along them: only the attention kernel without fusion takes it. One that is causal is
+    converted and kept for backward by each layer, where eager sets `is_causal`. Beside a mask, heads that several
+    queries share are repeated as well. Other kernels also draw other random numbers for dropout.
     """
-    for node in gm.graph.find_nodes(op="call_function", target=torch.nn.functional.scaled_dot_product_attention):
+    attention = torch.nn.functional.scaled_dot_product_attention
+    masks: dict[fx.Node, torch.Tensor | None] = {}
+    for node in gm.graph.find_nodes(op="call_function", target=attention):
         mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
-        if not isinstance(mask, fx.Node) or not _masks_nothing(mask):
+        if not isinstance(mask, fx.Node):
             continue
-        if len(node.args) > 3:
-            node.update_arg(3, None)
-        else:
-            node.update_kwarg("attn_mask", None)
+        is_made = _is_made_in(mask, _MAKES_MASKS)
+        if mask not in masks:
+            masks[mask] = _constant(mask) if is_made or _is_expanded(mask) else None
+        value = masks[mask]
+        if value is None:
+            continue
+        is_full = bool(value.all())
+        if not is_full and not (is_made and _is_causal(value)):
+            continue
+        _set_argument(node, 3, "attn_mask", None)
+        if not is_full:
+            _set_argument(node, 5, "is_causal", True)
+        if is_made:
+            _share_heads(node)
     gm.recompile()
 
 
-def _masks_nothing(mask: fx.Node) -> bool:
+def _set_argument(node: fx.Node, position: int, name: str, value: object) -> None:
+    if len(node.args) > position:
+        node.update_arg(position, value)
+    else:
+        node.update_kwarg(name, value)
+
+
+def _is_made_in(node: fx.Node, file: str) -> bool:
+    """Whether a node comes from a line of that file itself, not of what it calls."""
+    lines = [line for line in node.meta.get("stack_trace", "").splitlines() if line.startswith("  File ")]
+    return bool(lines) and f'{file}"' in lines[-1].replace("\\", "/")
+
+
+def _is_expanded(mask: fx.Node) -> bool:
     example = mask.meta.get("example_value")
-    is_expanded = isinstance(example, torch.Tensor) and example.dtype is torch.bool and example.stride(-1) == 0
-    if not is_expanded:
-        return False
+    return isinstance(example, torch.Tensor) and example.dtype is torch.bool and example.stride(-1) == 0
+
+
+def _is_causal(mask: torch.Tensor) -> bool:
+    queries, keys = mask.shape[-2:]
+    return queries == keys and bool((mask == mask.new_ones(queries, keys).tril()).all())
+
+
+def _constant(mask: fx.Node) -> torch.Tensor | None:
+    """Returns a mask of booleans that depends on no input."""
+    example = mask.meta.get("example_value")
     reached = ancestors([mask])
     needed = [node for node in mask.graph.nodes if node in reached]
-    if any(node.op not in ("call_function", "call_method") for node in needed):
-        return False
+    is_computed = all(node.op in ("call_function", "call_method") for node in needed)
+    if not is_computed or not isinstance(example, torch.Tensor) or example.dtype is not torch.bool:
+        return None
+    readers = {node: sum(user in reached for user in node.users) for node in needed}
     with unset_fake_temporarily(), torch.no_grad():
         values: dict[fx.Node, torch.Tensor] = {}
         for node in needed:
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             target = node.target if node.op == "call_function" else getattr(type(args[0]), node.target)
             values[node] = target(*args, **kwargs)
-        return bool(values[mask].all())
+            for source in node.all_input_nodes:
+                readers[source] -= 1
+                if readers[source] == 0:
+                    del values[source]
+        return values[mask]
+
+
+def _share_heads(node: fx.Node) -> None:
+    """Hands attention the heads of keys and values that were repeated because there was a mask, as they were before."""
+    if len(node.args) < 3:
+        return
+    sources = [_before_repeat(one) for one in node.args[1:3]]
+    sizes = [one.meta["example_value"].shape[-1] for one in sources if one is not None]
+    if len(sizes) == 2 and sizes[0] == sizes[1] <= _MAX_SHARED_HEAD:
+        node.update_arg(1, sources[0])
+        node.update_arg(2, sources[1])
+        node.update_kwarg("enable_gqa", True)
+
+
+def _before_repeat(repeated: fx.Node) -> fx.Node | None:
+    """Returns what `x[:, :, None].expand(…).reshape(…)` of transformers repeats."""
+    expanded = repeated.args[0] if repeated.op == "call_method" and repeated.target == "reshape" else None
+    if expanded is None or not _is_made_in(repeated, _REPEATS_HEADS) or expanded.target != "expand":
+        return None
+    indexed = expanded.args[0]
+    if indexed.target is not getitem or not isinstance(indexed.args[1], tuple):
+        return None
+    is_new = [one is None for one in indexed.args[1]]
+    return indexed.args[0] if is_new == [False, False, True, False, False] else None

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -84,3 +89,117 @@ def test_only_a_mask_that_masks_nothing_is_dropped(seen: int, *, is_kept: bool) 
     found = torch.compile(lambda x: attend(x, seen), backend=backend)(x)
     assert [mask is not None for mask in masks] == [is_kept]
     torch.testing.assert_close(found, attend(x, seen), equal_nan=True)
+
+
+# What transformers does while it is traced, in files of the same names.
+MASKS = """
+def causal_mask(batch, length, torch):
+    places = torch.arange(length)
+    return (places[None, None, None, :] <= places[None, None, :, None]).expand(batch, -1, length, length)
+
+
+def window_mask(batch, length, torch):
+    places = torch.arange(length)
+    return causal_mask(batch, length, torch) & (places[None, None, None, :] > places[None, None, :, None] - 4)
+"""
+HEADS = """
+def repeat_heads(x, count):
+    batch, heads, length, width = x.shape
+    x = x[:, :, None, :, :].expand(batch, heads, count, length, width)
+    return x.reshape(batch, heads * count, length, width)
+"""
+
+
+def functions_of(source: str, path: str) -> Any:
+    names: dict[str, Any] = {}
+    exec(compile(source, path, "exec"), names)
+    return SimpleNamespace(**names)
+
+
+def attention(queries: torch.Tensor, keys: torch.Tensor, *, kind: str, folder: str) -> Callable[..., torch.Tensor]:
+    """Attention that says `is_causal` in eager, and writes the mask out and repeats heads while it is compiled."""
+    masks = functions_of(MASKS, f"/packages/{folder}/masking_utils.py")
+    heads = functions_of(HEADS, f"/packages/{folder}/integrations/sdpa_attention.py")
+    make = getattr(masks, f"{kind}_mask")
+    batch, count, length, _ = queries.shape
+    groups = count // keys.shape[1]
+
+    def attend(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        q, k = queries.sin(), keys.cos()
+        if kind == "causal" and not torch.compiler.is_compiling():
+            return functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=groups > 1)
+        k = heads.repeat_heads(k, groups) if groups > 1 else k
+        return functional.scaled_dot_product_attention(q, k, k, attn_mask=make(batch, length, torch))
+
+    return attend
+
+
+@pytest.mark.parametrize(("kind", "key_heads"), [("causal", 4), ("causal", 1), ("window", 4)])
+def test_masks_that_only_tracing_writes_out(kind: str, key_heads: int) -> None:
+    torch.manual_seed(0)
+    queries = torch.randn(2, 4, 16, 8, requires_grad=True)
+    keys = torch.randn(2, key_heads, 16, 8, requires_grad=True)
+    function = attention(queries, keys, kind=kind, folder="transformers")
+    meter = headroom.Meter(torch.device("cpu"))
+
+    def train(run: Any) -> tuple[int, list[torch.Tensor]]:
+        gc.collect()
+        before = meter.current_bytes()
+        meter.reset_peak()
+        gradients = torch.autograd.grad(run(queries, keys), [queries, keys])
+        return meter.peak_bytes() - before, list(gradients)
+
+    def loss(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return function(queries, keys).square().sum()
+
+    plain_bytes, expected = train(loss)
+    plans: list[Any] = []
+    run = headroom.compile(loss, "1x", cache=False, on_plan=plans.append)
+    train(run)
+    planned = headroom.plan(loss, queries, keys, cache=False)
+    assert planned.peak - planned.before == plans[-1].predicted_bytes
+    found_bytes, found = train(run)
+    assert all(map(torch.equal, found, expected))
+    assert found_bytes <= 1.01 * plain_bytes
+
+
+def test_masks_of_others_are_kept() -> None:
+    queries = torch.randn(2, 4, 16, 8)
+    given = []
+
+    def backend(gm: torch.fx.GraphModule, _: object) -> object:
+        tracing.drop_full_masks(gm)
+        (node,) = gm.graph.find_nodes(op="call_function", target=functional.scaled_dot_product_attention)
+        given.append((node.kwargs["attn_mask"] is not None, node.kwargs.get("is_causal", False)))
+        return gm
+
+    for folder in ("mine", "transformers"):
+        torch.compile(attention(queries, queries, kind="causal", folder=folder), backend=backend)(queries, queries)
+    assert given == [(True, False), (False, True)]
+
+
+def test_layers_share_one_converted_mask() -> None:
+    """Each call of attention converts a mask of booleans, and plain training keeps all the results."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 64, 8, requires_grad=True)
+    is_seen = torch.arange(64) < torch.tensor([40, 64])[:, None]
+
+    def loss(x: torch.Tensor, is_seen: torch.Tensor) -> torch.Tensor:
+        mask = is_seen[:, None, None, :].expand(2, 1, 64, 64)
+        for _ in range(4):
+            x = functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+        return x.square().sum()
+
+    meter = headroom.Meter(torch.device("cpu"))
+    found = []
+    run = headroom.compile(loss, "1x", cache=False)
+    run(x, is_seen)
+    for function in (loss, run):
+        before = meter.current_bytes()
+        meter.reset_peak()
+        (gradient,) = torch.autograd.grad(function(x, is_seen), x)
+        found.append((meter.peak_bytes() - before, gradient))
+    (plain_bytes, expected), (found_bytes, gradient) = found
+    assert torch.equal(gradient, expected)
+    one_mask = 2 * 64 * 64 * 4
+    assert found_bytes <= plain_bytes - 3 * one_mask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
 import warnings
@@ -15,8 +16,10 @@ pytest.importorskip("headroom._C", reason="the Python package is not built")
 from headroom.aot import Settings  # noqa: E402
 from headroom.budgets import read_budget, read_bytes  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: E402
 
 import headroom  # noqa: E402
+from headroom import aot  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -208,3 +211,64 @@ def test_refusals_name_what_works_in_the_users_own_unit() -> None:
         step(smallest, reserve=1024)
     assert caught.value.smallest_budget_bytes == smallest + other.nbytes + 1024
     step(caught.value.smallest_budget_bytes, reserve=1024)
+
+
+def test_what_tracing_leaves_to_the_garbage_collector_takes_no_part_of_a_budget(monkeypatch: Any) -> None:
+    """Dynamo keeps a copy of the generator's state in frames that form cycles where it has started again."""
+    model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Tanh())])
+    x = torch.randn(64, 16)
+    fill_costs = aot.fill_costs
+
+    def leaving(*arguments: Any) -> None:
+        fill_costs(*arguments)
+        with unset_fake_temporarily():
+            cycle: list[Any] = [torch.zeros(10_000)]
+        cycle.append(cycle)
+        gc.collect()  # From now on it is old: Dynamo collects the young after it has compiled.
+
+    monkeypatch.setattr(aot, "fill_costs", leaving)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(headroom.BudgetError) as caught:
+            headroom.compile(lambda x: model(x).square().mean(), 1, cache=False)(x)
+        gc.collect()
+        smallest = caught.value.smallest_budget_bytes
+        assert smallest < headroom.current_bytes() + 40_000
+        meter = headroom.Meter(torch.device("cpu"))
+        run = headroom.compile(lambda x: model(x).square().mean(), smallest, cache=False)
+        run(x).backward()
+        meter.reset_peak()
+        model.zero_grad()
+        run(x).backward()
+        assert meter.peak_bytes() <= smallest
+    finally:
+        gc.enable()
+
+
+def test_numbers_that_a_model_makes_tensors_of_take_no_part_of_a_budget() -> None:
+    model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Tanh())])
+    x = torch.randn(64, 16)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        y = model(x) / torch.sqrt(torch.tensor(3.0)) + torch.tensor([1.0, 2.0] * 8)
+        return (y * torch.tensor(2, dtype=torch.bfloat16)).square().mean()
+
+    def compiled(budget: int) -> Any:
+        function = loss.__code__.replace()
+        return headroom.compile(type(loss)(function, globals(), closure=loss.__closure__), budget, cache=False)
+
+    loss(x).backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with pytest.raises(headroom.BudgetError) as caught:
+        compiled(1)(x)
+    smallest = caught.value.smallest_budget_bytes
+    runs = []
+    for _ in range(2):
+        runs.append(compiled(smallest))
+        runs[-1](x).backward()
+        found = [parameter.grad for parameter in model.parameters()]
+        assert all(map(torch.equal, found, expected))
+        del found
+        model.zero_grad()
