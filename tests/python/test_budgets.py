@@ -217,16 +217,17 @@ def test_what_tracing_leaves_to_the_garbage_collector_takes_no_part_of_a_budget(
     """Dynamo keeps a copy of the generator's state in frames that form cycles where it has started again."""
     model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Tanh())])
     x = torch.randn(64, 16)
-    fill_costs = aot.fill_costs
+    make_calls = aot.make_calls
 
-    def leaving(*arguments: Any) -> None:
-        fill_costs(*arguments)
+    def leaving(*arguments: Any) -> Any:
+        calls = make_calls(*arguments)
         with unset_fake_temporarily():
             cycle: list[Any] = [torch.zeros(10_000)]
         cycle.append(cycle)
         gc.collect()  # From now on it is old: Dynamo collects the young after it has compiled.
+        return calls
 
-    monkeypatch.setattr(aot, "fill_costs", leaving)
+    monkeypatch.setattr(aot, "make_calls", leaving)
     gc.collect()
     gc.disable()
     try:
