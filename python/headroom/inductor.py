@@ -67,9 +67,10 @@ _SCALAR_BYTES = 512  # that a number takes at most, as allocators round it
 _MARGIN = 0.003
 # PyTorch's own partition is compiled and tried if its estimated peak is over the budget by this part at most.
 _ESTIMATE_ERROR = 0.15
-# What a loss outside of the graph has at most, as long as that is not known: as in cross entropy, the gradients of the
-# results, and twice as much from which they are computed.
-_ASSUMED_REST = 3
+# What a loss outside of the graph has at most, as long as that is not known: some numbers, the gradients of the results,
+# and three times as much from which they are computed, as in the mean of squares. Cross entropy takes less.
+_ASSUMED_REST = 4
+_ASSUMED_NUMBERS = 4
 
 
 def _packet(call: Call) -> object:
@@ -312,7 +313,8 @@ def make_kernel_step(
         tangents = {fused.value_of_tensor[one] for one in fused.backward_inputs if one >= 0}
         # The gradient of a loss is made by backward() itself.
         sizes = [fused.values[one].bytes for one in tangents if fused.values[one].bytes > _SCALAR_BYTES]
-        rest = Rest(_ASSUMED_REST * sum(sizes))
+        numbers = _ASSUMED_NUMBERS * _C.allocated_bytes(4, captured.device)
+        rest = Rest(_ASSUMED_REST * sum(sizes) + numbers if sizes else 0)
     graph, call_of_op = make_graph(fused, rest, accumulates=False)  # Inductor chooses layouts; a trial will tell.
     plain = _C.simulate(graph, _C.store_all(graph))
     problem = _C.Problem(graph)

@@ -255,10 +255,9 @@ class Kernels:
             self.learn()
             for outer in flights:
                 outer.kernels.inner.add(self)
-            before = meter.current_bytes()
-            if self.chosen is None or not self.is_good or not self.has_room(limit, before):
+            if self.chosen is None or not self.is_good or not self.has_room(limit, meter):
                 self.plan(arguments, flights[0] if flights else None)
-            elif self.has_much_more(limit, before):
+            elif self.has_much_more(limit, meter.current_bytes()):
                 self.loosenings += 1
                 self.plan(arguments, flights[0] if flights else None)
             chosen = self.chosen
@@ -288,10 +287,14 @@ class Kernels:
         """Returns the bytes that a step adds at its peak, as far as the rest of the step is known."""
         return chosen.peak_bytes(chosen.partitioner.rest if self.rest is None else self.rest)
 
-    def has_room(self, limit: int | None, before_bytes: int) -> bool:
+    def has_room(self, limit: int | None, meter: _C.Meter) -> bool:
         if limit is None or self.chosen.partitioner is None:
             return True
-        return before_bytes + self.peak_bytes(self.chosen) <= limit
+        room = limit - self.peak_bytes(self.chosen)
+        if meter.current_bytes() <= room:
+            return True
+        gc.collect()  # What nobody has any more counts as memory in use until then.
+        return meter.current_bytes() <= room
 
     def has_much_more(self, limit: int | None, before_bytes: int) -> bool:
         """Whether a step that recomputes has much more room than when it was chosen."""
@@ -301,7 +304,7 @@ class Kernels:
         return free > self.chosen.free_bytes + _MUCH_MORE * limit
 
     def plan(self, arguments: Sequence[Any], outer: Flight | None) -> None:
-        gc.collect()  # What nobody has any more would count as memory in use.
+        gc.collect()
         limit = self.settings.limit_bytes()
         device = device_of([one for one in arguments if is_tensor(one)])
         with unwatched(), watches_paused(), hidden():

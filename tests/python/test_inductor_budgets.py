@@ -1,0 +1,122 @@
+"""kernels="inductor": a number of bytes is kept in every step of training, or refused with one that is."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("headroom._C", reason="the Python package is not built")
+headroom = pytest.importorskip("headroom")
+
+from inductor_steps import Net, batch, same_costs  # noqa: E402, F401
+from torch import nn  # noqa: E402
+
+from headroom import costs, kernels  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("alone", "same_costs")
+
+CPU = torch.device("cpu")
+
+
+def inside(model: nn.Module) -> Callable[..., torch.Tensor]:
+    return lambda x: model(x).square().mean()
+
+
+def outside(model: nn.Module) -> Callable[..., torch.Tensor]:
+    return model
+
+
+class Training:
+    """A model that trains within a budget, and the peaks of its steps, those of later compilations included."""
+
+    def __init__(self, model: nn.Module, function: Callable[..., torch.Tensor], budget: int | str) -> None:
+        self.model = model
+        self.plans: list[headroom.aot.Planned] = []
+        options = {"budget": budget, "kernels": "inductor", "on_plan": self.note}
+        self.run = torch.compile(function, backend=headroom.api.backend, options=options, dynamic=False)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        self.meter = headroom.Meter(CPU)
+        self.peaks: list[int] = []
+
+    def note(self, plan: headroom.aot.Planned) -> None:
+        if not self.plans:  # The first call tries steps before it runs one.
+            self.meter.reset_peak()
+        self.plans.append(plan)
+
+    def step(self, *, set_to_none: bool = True, micro_batches: int = 1) -> None:
+        self.optimizer.zero_grad(set_to_none=set_to_none)
+        for seed in range(micro_batches):
+            x = batch(seed)
+            self.meter.reset_peak()
+            result = self.run(x)
+            (result if result.dim() == 0 else result.square().mean()).backward()
+            del result
+            self.peaks.append(self.meter.peak_bytes())
+        self.optimizer.step()
+
+
+def state_bytes(model: nn.Module) -> int:
+    """AdamW's state: two moments and a count for each parameter."""
+    return sum(2 * one.nbytes + 4 for one in model.parameters())
+
+
+def own_bytes(function: Callable[..., torch.Tensor]) -> int:
+    """Returns what a step by PyTorch's own partition adds."""
+    torch._dynamo.reset()
+    plans: list[headroom.aot.Planned] = []
+    headroom.compile(function, "10x", kernels="inductor", on_plan=plans.append)(batch())
+    assert plans[-1].time_ns <= plans[-1].plain_time_ns
+    return plans[-1].measured_bytes
+
+
+@pytest.mark.parametrize("make", [inside, outside])
+@pytest.mark.parametrize("room", [0.8, 1.1], ids=["recomputes", "recomputes when the optimizer has state"])
+def test_no_step_is_over_the_budget(make: Callable[..., Any], room: float) -> None:
+    model = Net()
+    own = own_bytes(make(model))
+    torch._dynamo.reset()
+    # Weights and gradients of an earlier step, and all of the optimizer's state in the first case.
+    spare = sum(one.nbytes for one in model.parameters()) + (state_bytes(model) if room < 1 else 0)
+    budget = headroom.current_bytes() + batch().nbytes + int(room * own) + spare
+    training = Training(model, make(model), budget)
+    for _ in range(3):
+        training.step()
+    for _ in range(2):
+        training.step(set_to_none=False)
+    for _ in range(2):
+        training.step(micro_batches=2)
+    first = 0 if make is inside else 1
+    assert max(training.peaks[first:]) <= budget, [peak - budget for peak in training.peaks]
+    assert training.plans[-1].time_ns > training.plans[-1].plain_time_ns
+    assert len(training.plans) <= 3
+
+
+def named_budget(model: nn.Module, function: Callable[..., torch.Tensor], x: torch.Tensor) -> int:
+    """Returns the smallest budget that an error names."""
+    try:
+        Training(model, function, 1).run(x)
+    except headroom.BudgetError as error:
+        return error.smallest_budget_bytes  # The error itself keeps tensors in its traceback.
+    raise AssertionError("one byte is enough")
+
+
+@pytest.mark.parametrize("make", [inside, outside])
+def test_the_budget_that_an_error_names_works(make: Callable[..., Any]) -> None:
+    model, x = Net(), batch()
+    for _ in range(2):  # asked twice
+        torch._dynamo.reset()
+        smallest = named_budget(model, make(model), x)
+        torch._dynamo.reset()
+        training = Training(model, make(model), smallest)
+        for _ in range(3):
+            model.zero_grad()
+            training.meter.reset_peak()
+            result = training.run(x)
+            (result if result.dim() == 0 else result.square().mean()).backward()
+            del result
+            assert training.meter.peak_bytes() <= smallest
+        model.zero_grad()
