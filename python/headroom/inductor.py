@@ -67,8 +67,8 @@ _SCALAR_BYTES = 512  # that a number takes at most, as allocators round it
 _MARGIN = 0.003
 # PyTorch's own partition is compiled and tried if its estimated peak is over the budget by this part at most.
 _ESTIMATE_ERROR = 0.15
-# What a loss outside of the graph has at most, as long as that is not known: some numbers, the gradients of the results,
-# and three times as much from which they are computed, as in the mean of squares. Cross entropy takes less.
+# What a loss outside of the graph has at most, as long as that is not known: some numbers, the gradients of the
+# results, and three times as much from which they are computed, as in the mean of squares. Cross entropy takes less.
 _ASSUMED_REST = 4
 _ASSUMED_NUMBERS = 4
 
@@ -281,6 +281,7 @@ class KernelStep:
     late_writes: dict[fx.Node, fx.Node]  # the same in backward
     store_all_bytes: int
     plain_time_ns: int
+    result_bytes: int  # of the results that take gradients, but for numbers
 
 
 def make_kernel_step(
@@ -309,10 +310,10 @@ def make_kernel_step(
     masks = find_masks(captured)
     fused = fuse(captured, masks)
     fill_kernel_costs(captured, fused, masks, cache, channels_last=channels_last)
+    tangents = {fused.value_of_tensor[one] for one in fused.backward_inputs if one >= 0}
+    # The gradient of a loss is made by backward() itself.
+    sizes = [fused.values[one].bytes for one in tangents if fused.values[one].bytes > _SCALAR_BYTES]
     if rest is None:
-        tangents = {fused.value_of_tensor[one] for one in fused.backward_inputs if one >= 0}
-        # The gradient of a loss is made by backward() itself.
-        sizes = [fused.values[one].bytes for one in tangents if fused.values[one].bytes > _SCALAR_BYTES]
         numbers = _ASSUMED_NUMBERS * _C.allocated_bytes(4, captured.device)
         rest = Rest(_ASSUMED_REST * sum(sizes) + numbers if sizes else 0)
     graph, call_of_op = make_graph(fused, rest, accumulates=False)  # Inductor chooses layouts; a trial will tell.
@@ -330,6 +331,7 @@ def make_kernel_step(
         late_writes,
         plain.peak_bytes,
         plain.time_ns,
+        sum(sizes),
     )
 
 

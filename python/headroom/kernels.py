@@ -370,7 +370,8 @@ class Kernels:
 
     def error(self) -> BudgetError:
         by = self.chosen.partitioner  # of the smallest plan: the last one that is tried
-        smallest = by.resident_bytes + self.chosen.peak_bytes(by.rest)
+        # The results of a step are often there until the next one has made its own.
+        smallest = by.resident_bytes + self.chosen.peak_bytes(by.rest) + by.step.result_bytes
         given = (self.settings, by.step.problem, by.step.graph, smallest, by.outside_bytes)
         return too_small(*given, rest_bytes=by.rest.peak_bytes)
 
@@ -396,6 +397,8 @@ class Flight:
         self.after_bytes = self.before_bytes  # on the device after forward
         self.meter = _C.Meter(device) if is_watched else None
         self.is_paused = False
+        self.is_backward = False  # its backward has begun
+        self.thread = threading.get_ident()  # of its forward
         self.peak_bytes = 0  # on the device, as far as it was noted, in this part of the step
         self.forward_peak_bytes = 0
         self.rest = Rest()
@@ -411,30 +414,39 @@ class Flight:
         _in_flight().append(self)
         if self.meter is not None:
             self.forward_peak_bytes = self.take_peak()
-            node.register_prehook(self.end_rest)
-        node.register_hook(lambda *_: self.end())
+        # A hook that is called after it would have the engine hold the gradients that it is given.
+        node.register_prehook(self.begin_backward)
 
     def is_alive(self) -> bool:
         return self.node is not None and self.node() is not None
 
-    def end_rest(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Called before backward. Notes what was done since forward, and what that left."""
-        if self.meter is not None:
-            given = _C.storage_bytes(list(gradients))
-            peak = max(self.take_peak() - self.after_bytes, given)
-            left = meter_of(self.device).current_bytes() - self.after_bytes - given
-            self.rest = Rest(peak, max(left, 0))
-
-    def end(self) -> None:
-        """Called when backward has run; what keeps the results keeps no flight.
+    def begin_backward(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Notes what was done since forward, and what that left.
 
         Waits for no lock that is held for long: on a GPU one thread runs the backwards of all, a trial's included.
         """
-        self.node = None
+        self.node = None  # What keeps the results keeps no flight.
+        if self.meter is None or self.is_backward:
+            return
+        with _watched_lock:
+            others = [one for one in _watched if one.is_backward and one.thread == self.thread]
+        for other in others:
+            other.end()
+        given = _C.storage_bytes(list(gradients))
+        peak = max(self.take_peak() - self.after_bytes, given)
+        left = meter_of(self.device).current_bytes() - self.after_bytes - given
+        self.rest = Rest(peak, max(left, 0))
+        self.is_backward = True
+        torch.autograd.Variable._execution_engine.queue_callback(self.end)
+
+    def end(self) -> None:
+        """Called when all of backward has run, or before the next graph's."""
         if self.meter is None:
             return
         backward_peak = self.take_peak()
         self.meter = None
+        with _watched_lock:
+            _watched.discard(self)
         known = self.before_bytes + self.chosen.trial.added_bytes
         left = self.rest.left_bytes
         # Copies of gradients that come in another layout than in the trial, for instance.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +13,6 @@ headroom = pytest.importorskip("headroom")
 
 from inductor_steps import Net, batch, same_costs  # noqa: E402, F401
 from torch import nn  # noqa: E402
-
-from headroom import costs, kernels  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone", "same_costs")
 
