@@ -19,7 +19,7 @@ from headroom.capture import Call, Capture, Rest, Unsupported, capture, concrete
 from headroom.costs import CostCache, draw_time_ns, fill_costs, move_time_ns
 from headroom.emission import emit
 from headroom.mutation import is_backward_write, is_forward_write, keep_what_forward_overwrites
-from headroom.own_partition import estimate, saved_names
+from headroom.own_partition import estimate_peak, saved_names
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -390,10 +390,10 @@ class Partitioner(CustomPartitionerFn):
         target = 0 if self.excess_bytes is None else self.budget_bytes - self.excess_bytes
         if not self.by_plan:
             halves = partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
-            own_bytes, own_time_ns = estimate(step.captured, step.fused, saved_names(halves[0], count), step.rest)
+            own_bytes = estimate_peak(step.captured, step.fused, saved_names(halves[0], count), step.rest)
             most_bytes = self.budget_bytes + int(_ESTIMATE_ERROR * (own_bytes - self.resident_bytes))
             if target >= step.store_all_bytes or own_bytes <= most_bytes:
-                self.simulated_bytes, self.time_ns = own_bytes, own_time_ns
+                self.simulated_bytes, self.time_ns = own_bytes, step.plain_time_ns
                 return halves
         target -= int(_MARGIN * (target - self.resident_bytes))
         plan = _C.make_plan(step.problem, self.settings.planner, max(target, 0), 0)

@@ -19,8 +19,8 @@ def saved_names(forward: fx.GraphModule, output_count: int) -> set[str]:
     return {one.name for one in results[output_count:] if isinstance(one, fx.Node) and is_tensor(one.meta.get("val"))}
 
 
-def estimate(captured: Capture, fused: Capture, saved: set[str], rest: Rest) -> tuple[int, int]:
-    """Returns the peak, with what is resident, and the time of a step that saves these nodes.
+def estimate_peak(captured: Capture, fused: Capture, saved: set[str], rest: Rest) -> int:
+    """Returns the peak, in bytes with what is resident, of a step that saves these nodes.
 
     Forward runs in the base order and frees all but the saved tensors and the outputs. Backward runs in the base order
     and recomputes on demand what was not saved. Saved tensors that the fused graph computes inside its kernels are
@@ -65,7 +65,7 @@ def estimate(captured: Capture, fused: Capture, saved: set[str], rest: Rest) -> 
         for one in {*dying, *unused}:
             live.discard(one)
             current -= 0 if one == in_place else sizes[one]
-    return peak, sum(fused.calls[position].time_ns for position in runs)
+    return peak
 
 
 def _runs(
