@@ -390,7 +390,9 @@ class Partitioner(CustomPartitionerFn):
         target = 0 if self.excess_bytes is None else self.budget_bytes - self.excess_bytes
         if not self.by_plan:
             halves = partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
-            own_bytes = estimate_peak(step.captured, step.fused, saved_names(halves[0], count), step.rest)
+            saved = saved_names(halves[0], count)
+            is_library_call = [not _is_own(call) for call in step.captured.calls]
+            own_bytes = estimate_peak(step.captured, step.fused, saved, step.rest, is_library_call)
             most_bytes = self.budget_bytes + int(_ESTIMATE_ERROR * (own_bytes - self.resident_bytes))
             if target >= step.store_all_bytes or own_bytes <= most_bytes:
                 self.simulated_bytes, self.time_ns = own_bytes, step.plain_time_ns

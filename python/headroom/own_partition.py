@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import fx
@@ -19,81 +20,58 @@ def saved_names(forward: fx.GraphModule, output_count: int) -> set[str]:
     return {one.name for one in results[output_count:] if isinstance(one, fx.Node) and is_tensor(one.meta.get("val"))}
 
 
-def estimate_peak(captured: Capture, fused: Capture, saved: set[str], rest: Rest) -> int:
+def estimate_peak(
+    captured: Capture, fused: Capture, saved: set[str], rest: Rest, is_library_call: Sequence[bool]
+) -> int:
     """Returns the peak, in bytes with what is resident, of a step that saves these nodes.
 
-    Forward runs in the base order and frees all but the saved tensors and the outputs. Backward runs in the base order
-    and recomputes on demand what was not saved. Saved tensors that the fused graph computes inside its kernels are
-    live from the end of forward to their last reader in backward.
+    Forward and backward run in the base order. Forward frees all but the saved tensors and the outputs. What backward
+    reads and forward did not save is recomputed inside its kernels; for library calls it is live while they run.
+    Saved tensors that the fused graph computes inside its kernels are live from the end of forward to their last
+    reader in backward. That leaves out what recomputation takes at other times: the estimate is rather too low.
     """
+    values = captured.values
     maker = {value: position for position, call in enumerate(fused.calls) for value in call.values}
-    saved_values = {captured.value_of_tensor[number] for node, number in captured.number.items() if node.name in saved}
-    inlined = {one for one in saved_values if one not in maker and not captured.values[one].resident}
-    forward, backward = base_order(fused)
-    runs, first_backward = _runs(fused, maker, forward, backward, saved_values)
-
     kept = {fused.value_of_tensor[one] for one in [*fused.forward_outputs, *fused.backward_outputs] if one >= 0}
     tangents = {fused.value_of_tensor[one] for one in fused.backward_inputs if one >= 0}
-    last_use: dict[int, int] = {}
-    positions: dict[int, int] = {}  # by call: when it runs last
-    for time, position in enumerate(runs):
-        positions[position] = time
-        last_use.update({fused.value_of_tensor[one]: time for one in fused.calls[position].reads})
+    saved_values = {captured.value_of_tensor[number] for node, number in captured.number.items() if node.name in saved}
+    inlined = {one for one in saved_values if one not in maker and not values[one].resident}
+    forward, backward = base_order(fused)
+    order = [*forward, *backward]
+
+    time_of = {position: time for time, position in enumerate(order)}
+    last_read: dict[int, int] = {}
+    for time, position in enumerate(order):
+        last_read.update({fused.value_of_tensor[one]: time for one in fused.calls[position].reads})
     for position, call in enumerate(captured.calls):
         for value in {captured.value_of_tensor[one] for one in call.reads} & inlined:
-            last_use[value] = max(last_use.get(value, first_backward), positions.get(position, first_backward))
+            last_read[value] = max(last_read.get(value, 0), time_of.get(position, 0))
 
-    resident = captured.resident_bytes()
-    sizes = [value.bytes for value in captured.values]
-    live = {number for number, value in enumerate(captured.values) if value.resident}
-    current = peak = resident
-    for time, position in enumerate(runs):
+    live: set[int] = set()
+    current = peak = captured.resident_bytes()
+    for time, position in enumerate(order):
         call = fused.calls[position]
-        if time == first_backward:
+        reads = {fused.value_of_tensor[one] for one in call.reads}
+        if time == len(forward):
             peak = max(peak, current + rest.peak_bytes)
+            dropped = live - saved_values - kept
             added = (tangents | inlined) - live
-            live |= added
-            current += sum(sizes[one] for one in added) + rest.left_bytes
-        dying = [one for one in live if last_use.get(one, -1) <= time and not captured.values[one].resident]
-        dying = [one for one in dying if one not in kept and (time >= first_backward or one not in saved_values)]
-        made = [one for one in call.values if one not in live]
-        in_place = next((one for one in overwritten(call, fused) if one in dying and len(made) == 1), None)
-        current += sum(sizes[one] for one in made) - (0 if in_place is None else sizes[in_place])
-        peak = max(peak, current + call.workspace_bytes)
-        live |= set(made)
-        unused = [one for one in made if last_use.get(one, -1) <= time and one not in kept | saved_values]
-        for one in {*dying, *unused}:
-            live.discard(one)
-            current -= 0 if one == in_place else sizes[one]
+            live = (live - dropped) | added
+            current += sum(values[one].bytes for one in added) - sum(values[one].bytes for one in dropped)
+            current += rest.left_bytes
+        missing = [one for one in reads - live if not values[one].resident] if is_library_call[position] else []
+        dying = {one for one in live if last_read.get(one, -1) <= time and one not in kept}
+        if time < len(forward):
+            dying -= saved_values
+        in_place = next((one for one in overwritten(call, fused) if one in dying and len(call.values) == 1), None)
+        if in_place is not None:
+            live.remove(in_place)
+            dying.remove(in_place)
+            current -= values[in_place].bytes
+        made = set(call.values) - live
+        current += sum(values[one].bytes for one in made)
+        peak = max(peak, current + call.workspace_bytes + sum(values[one].bytes for one in missing))
+        is_unread = {one for one in made if last_read.get(one, -1) <= time} - kept - saved_values
+        live = (live | made) - dying - is_unread
+        current -= sum(values[one].bytes for one in dying | is_unread)
     return peak
-
-
-def _runs(
-    fused: Capture, maker: dict[int, int], forward: list[int], backward: list[int], saved: set[int]
-) -> tuple[list[int], int]:
-    """Returns the calls in the order in which they run, and when backward begins."""
-    runs = list(forward)
-    outputs = {fused.value_of_tensor[one] for one in fused.forward_outputs if one >= 0}
-    is_made = {value for position in forward for value in fused.calls[position].values if value in saved | outputs}
-
-    def run(position: int) -> None:
-        stack = [position]
-        while stack:
-            top = stack[-1]
-            needed = [maker.get(fused.value_of_tensor[one]) for one in fused.calls[top].reads]
-            missing = [
-                one
-                for one in dict.fromkeys(needed)
-                if one is not None and one not in stack and not is_made.issuperset(fused.calls[one].values)
-            ]
-            if missing:
-                stack.append(missing[0])
-                continue
-            stack.pop()
-            runs.append(top)
-            is_made.update(fused.calls[top].values)
-
-    for position in backward:
-        if not fused.calls[position].values or not is_made.issuperset(fused.calls[position].values):
-            run(position)
-    return runs, len(forward)
