@@ -66,7 +66,7 @@ _SCALAR_BYTES = 512  # that a number takes at most, as allocators round it
 # Of what a step may add, left free for what is not planned, such as partial sums: one more compilation is dear.
 _MARGIN = 0.003
 # PyTorch's own partition is compiled and tried if its estimated peak is over the budget by this part at most.
-_ESTIMATE_ERROR = 0.15
+_ESTIMATE_ERROR = 0.07
 # What a loss outside of the graph has at most, as long as that is not known: some numbers, the gradients of the
 # results, and three times as much from which they are computed, as in the mean of squares. Cross entropy takes less.
 _ASSUMED_REST = 4
