@@ -22,7 +22,8 @@ CPU = torch.device("cpu")
 
 
 def inside(model: nn.Module) -> Callable[..., torch.Tensor]:
-    return lambda x: model(x).square().mean()
+    """The loss has a number, of which tracing makes a tensor."""
+    return lambda x: (model(x) * 0.3).square().mean()
 
 
 def outside(model: nn.Module) -> Callable[..., torch.Tensor]:
