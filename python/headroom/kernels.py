@@ -182,8 +182,9 @@ def choose(
         partitioner = Partitioner(settings, outside_bytes(tensors, device), excess, rest, by_plan=by_plan)
         patches = {"custom_partitioner_fn": partitioner}
         before = meter_of(device).current_bytes()
-        # Without AOTAutograd's cache, which goes by the graph before the partition.
-        with torch._functorch.config.patch(enable_autograd_cache=False):
+        # Without AOTAutograd's cache, which goes by the graph before the partition. Backward is compiled at once, and
+        # not in the middle of the trial, where what compiling takes would come on top of saved tensors.
+        with torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
             compiled = compile_static(gm, make_fakes(arguments), compiler_for(partitioner), patches)
         left_by_compiling = meter_of(device).current_bytes() - before
         trial = try_step(compiled, trial_arguments, device)
