@@ -281,46 +281,44 @@ def _layouts(made: Any, call: Call) -> list[Layout | None]:
     return layouts if any(layouts) else []
 
 
+# Numbers in the tensors by which kernels are timed that only move memory. Such a tensor is no larger than the largest
+# of the step: what a measurement takes counts as memory in use.
+_MOST_SAMPLED = 1 << 24
+_LEAST_SAMPLED = 1 << 12
 # Random numbers come by four. A library's kernel uses all; one of Inductor's computes four for each that it uses.
 _DRAWN_PER_USED = 4
 
 
-def move_time_ns(moved_bytes: int, cache: CostCache, device: torch.device) -> int:
-    """What a kernel takes that only moves memory, by one that does, measured once."""
-    sample_ns, count = _sample_ns("a copy", lambda one, other: other.copy_(one), cache, device)
-    return _START_NS + moved_bytes * sample_ns // (8 * count)
+def move_time_ns(moved_bytes: int, cache: CostCache, device: torch.device, largest_bytes: int) -> int:
+    """What a kernel takes that only moves memory, by one that does, measured once. `largest_bytes`: of a tensor."""
+    sample_ns = _sample_ns("a copy", lambda one, other: other.copy_(one), cache, device, largest_bytes)
+    return _START_NS + moved_bytes * sample_ns // (8 * _MOST_SAMPLED)
 
 
-def draw_time_ns(count: int, cache: CostCache, device: torch.device) -> int:
+def draw_time_ns(count: int, cache: CostCache, device: torch.device, largest_bytes: int) -> int:
     """What it takes to draw random numbers inside a kernel of Inductor's, by a library that does, measured once."""
-    sample_ns, drawn = _sample_ns("random numbers", lambda one, _: one.uniform_(), cache, device)
-    return _DRAWN_PER_USED * count * sample_ns // drawn
-
-
-def _sample_count(device: torch.device) -> int:
-    """Returns how many numbers a sample has: so few on the CPU, and on a device that is full, that no step notices."""
-    few, many = 1 << 19, 1 << 24
-    if device.type != "cuda":
-        return few
-    return many if torch.cuda.mem_get_info(device)[0] >= 64 * many else few
+    sample_ns = _sample_ns("random numbers", lambda one, _: one.uniform_(), cache, device, largest_bytes)
+    return _DRAWN_PER_USED * count * sample_ns // _MOST_SAMPLED
 
 
 def _sample_ns(
-    name: str, run: Callable[[torch.Tensor, torch.Tensor], object], cache: CostCache, device: torch.device
-) -> tuple[int, int]:
-    """Returns the time that a kernel takes with two tensors, and how many numbers each has."""
-    known = re.compile(rf"{name} of (\d+)")
-    for key, cost in cache.costs.items():
-        if (found := known.fullmatch(key)) is not None:
-            return cost.time_ns, int(found.group(1))
-    count = _sample_count(device)
-    with unset_fake_temporarily(), torch.no_grad(), forked_random(device):
-        one, other = (torch.zeros(count, device=device) for _ in range(2))
-        time_ns = _time_ns(lambda: run(one, other), device)
-    cache.costs[f"{name} of {count}"] = Cost(time_ns, 0)
-    cache.is_changed = True
-    cache.save()
-    return time_ns, count
+    name: str,
+    run: Callable[[torch.Tensor, torch.Tensor], object],
+    cache: CostCache,
+    device: torch.device,
+    largest_bytes: int,
+) -> int:
+    """What it would take for `_MOST_SAMPLED` numbers."""
+    fitting = 1 << (max(largest_bytes // 4, 1).bit_length() - 1)
+    count = min(max(fitting, _LEAST_SAMPLED), _MOST_SAMPLED)
+    key = f"{name} of {count} numbers"
+    if key not in cache.costs:
+        with unset_fake_temporarily(), torch.no_grad(), forked_random(device):
+            one, other = (torch.zeros(count, device=device) for _ in range(2))
+            cache.costs[key] = Cost(_time_ns(lambda: run(one, other), device), 0)
+            cache.is_changed = True
+            cache.save()
+    return cache.costs[key].time_ns * (_MOST_SAMPLED // count)
 
 
 def forked_random(device: torch.device) -> AbstractContextManager[None]:

@@ -15,10 +15,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from headroom import _C
 from headroom.aot import Settings, cost_cache
-from headroom.capture import Call, Capture, Unsupported, capture, concrete, is_tensor, make_graph
+from headroom.capture import Call, Capture, Rest, Unsupported, capture, concrete, is_tensor, make_graph
 from headroom.costs import CostCache, draw_time_ns, fill_costs, move_time_ns
 from headroom.emission import emit
 from headroom.mutation import is_backward_write, is_forward_write, keep_what_forward_overwrites
+from headroom.own_partition import estimate_peak, saved_names
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -61,8 +62,15 @@ _CONVOLUTIONS = {aten.convolution, aten.convolution_backward}
 # As many large tensors as a kernel may read before what it computes is stored, if that is read more than once or once.
 _MOST_READS = 4
 _MOST_READS_IF_READ_ONCE = 8
+_SCALAR_BYTES = 512  # that a number takes at most, as allocators round it
 # Of what a step may add, left free for what is not planned, such as partial sums: one more compilation is dear.
 _MARGIN = 0.003
+# PyTorch's own partition is compiled and tried if its estimated peak is over the budget by this part at most.
+_ESTIMATE_ERROR = 0.07
+# What a loss outside of the graph has at most, as long as that is not known: some numbers, the gradients of the
+# results, and three times as much from which they are computed, as in the mean of squares. Cross entropy takes less.
+_ASSUMED_REST = 4
+_ASSUMED_NUMBERS = 4
 
 
 def _packet(call: Call) -> object:
@@ -240,6 +248,7 @@ def _uses(call: Call, readers: dict[int, list[int]]) -> list[int]:
 def fill_kernel_costs(of: Capture, fused: Capture, masks: set[int], cache: CostCache, *, channels_last: bool) -> None:
     """Kernels of Inductor's own move their inputs and results; the others are measured, laid out as Inductor will."""
     own = [_is_own(call) for call in of.calls]
+    largest = max([value.bytes for value in of.values], default=0)
     others = [call for call, is_own in zip(fused.calls, own, strict=True) if not is_own]
     for call in others:
         call.channels_last = channels_last and _packet(call) in _CONVOLUTIONS
@@ -251,9 +260,9 @@ def fill_kernel_costs(of: Capture, fused: Capture, masks: set[int], cache: CostC
         reads = {of.value_of_tensor[one] for one in call.reads} if is_own else set()
         if is_own:
             moved = [*(reads - just_read), *call.values]
-            call.time_ns = move_time_ns(sum(of.values[one].bytes for one in moved), cache, of.device)
+            call.time_ns = move_time_ns(sum(of.values[one].bytes for one in moved), cache, of.device, largest)
         if position in masks:
-            call.time_ns += draw_time_ns(concrete(call.node.meta["val"].numel()), cache, of.device)
+            call.time_ns += draw_time_ns(concrete(call.node.meta["val"].numel()), cache, of.device, largest)
         just_read = just_read | reads if _packet(call) in _REDUCTIONS else set()
 
 
@@ -261,7 +270,9 @@ def fill_kernel_costs(of: Capture, fused: Capture, masks: set[int], cache: CostC
 class KernelStep:
     """A captured step as the kernels that Inductor will make of it."""
 
+    captured: Capture
     fused: Capture
+    rest: Rest  # between forward and backward
     graph: _C.Graph
     problem: _C.Problem
     call_of_op: list[int]
@@ -270,10 +281,13 @@ class KernelStep:
     late_writes: dict[fx.Node, fx.Node]  # the same in backward
     store_all_bytes: int
     plain_time_ns: int
+    result_bytes: int  # of the results that take gradients, but for numbers
 
 
-def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Settings) -> KernelStep:
-    """Changes the graph to what is to be emitted."""
+def make_kernel_step(
+    joint: fx.GraphModule, output_count: int, settings: Settings, rest: Rest | None = None
+) -> KernelStep:
+    """Changes the graph to what is to be emitted. A `rest` of None is assumed to be an ordinary loss."""
     channels_last = GraphLowering.decide_layout_opt(joint, is_inference=False)
     if channels_last:
         lay_out(joint)
@@ -296,11 +310,28 @@ def make_kernel_step(joint: fx.GraphModule, output_count: int, settings: Setting
     masks = find_masks(captured)
     fused = fuse(captured, masks)
     fill_kernel_costs(captured, fused, masks, cache, channels_last=channels_last)
-    graph, call_of_op = make_graph(fused, accumulates=False)  # Inductor chooses layouts; a trial will tell.
+    tangents = {fused.value_of_tensor[one] for one in fused.backward_inputs if one >= 0}
+    # The gradient of a loss is made by backward() itself.
+    sizes = [fused.values[one].bytes for one in tangents if fused.values[one].bytes > _SCALAR_BYTES]
+    if rest is None:
+        numbers = _ASSUMED_NUMBERS * _C.allocated_bytes(4, captured.device)
+        rest = Rest(_ASSUMED_REST * sum(sizes) + numbers if sizes else 0)
+    graph, call_of_op = make_graph(fused, rest, accumulates=False)  # Inductor chooses layouts; a trial will tell.
     plain = _C.simulate(graph, _C.store_all(graph))
     problem = _C.Problem(graph)
     return KernelStep(
-        fused, graph, problem, call_of_op, output_count, writes, late_writes, plain.peak_bytes, plain.time_ns
+        captured,
+        fused,
+        rest,
+        graph,
+        problem,
+        call_of_op,
+        output_count,
+        writes,
+        late_writes,
+        plain.peak_bytes,
+        plain.time_ns,
+        sum(sizes),
     )
 
 
@@ -319,22 +350,27 @@ def _writes(joint: fx.GraphModule, captured: Capture, is_write: Callable[[fx.Nod
 class Partitioner(CustomPartitionerFn):
     """Splits the joint graph by a plan whose real peak is to be under the budget, or by the smallest.
 
-    Where nothing need be computed again it is PyTorch's own partition, unless it is to be `by_plan` even then.
+    Where PyTorch's own partition may fit it is that, unless it is to be `by_plan` even then.
     """
 
     def __init__(
-        self, settings: Settings, outside_bytes: int, excess_bytes: int | None, most_bytes: int | None, *, by_plan: bool
+        self,
+        settings: Settings,
+        outside_bytes: int,
+        excess_bytes: int | None,
+        rest: Rest | None,
+        *,
+        by_plan: bool,
     ) -> None:
         self.settings = settings
         self.outside_bytes = outside_bytes
         self.excess_bytes = excess_bytes  # of real peaks over simulated ones; None: the smallest is wanted
-        self.most_bytes = most_bytes  # that the step may add; None: what the budget allows
+        self.rest = rest  # of the step; None: not known
         self.by_plan = by_plan
         self.step: KernelStep | None = None
         self.schedule: _C.Schedule | None = None  # None: PyTorch's own partition
         self.resident_bytes = 0
         self.budget_bytes = 0  # beside what is outside
-        self.left_bytes = 0  # of the budget, for others
         self.simulated_bytes = 0  # by the schedule
         self.time_ns = 0
         self.is_smallest = False
@@ -343,18 +379,24 @@ class Partitioner(CustomPartitionerFn):
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         gm.graph.eliminate_dead_code()
-        keep_what_forward_overwrites(gm, kwargs["num_fwd_outputs"])
+        count = kwargs["num_fwd_outputs"]
+        keep_what_forward_overwrites(gm, count)
         gm.recompile()
         joint = copy_of(gm)
-        self.step = step = make_kernel_step(joint, kwargs["num_fwd_outputs"], self.settings)
+        self.step = step = make_kernel_step(joint, count, self.settings, self.rest)
+        self.rest = step.rest
         self.resident_bytes = step.graph.resident_bytes()
-        whole = self.settings.graph_budget(step.graph, step.store_all_bytes, self.outside_bytes)
-        self.budget_bytes = whole if self.most_bytes is None else min(whole, self.resident_bytes + self.most_bytes)
-        self.left_bytes = whole - self.budget_bytes
+        self.budget_bytes = self.settings.graph_budget(step.graph, step.store_all_bytes, self.outside_bytes)
         target = 0 if self.excess_bytes is None else self.budget_bytes - self.excess_bytes
-        if target >= step.store_all_bytes and not self.by_plan:
-            self.time_ns = step.plain_time_ns
-            return partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        if not self.by_plan:
+            halves = partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+            saved = saved_names(halves[0], count)
+            is_library_call = [not _is_own(call) for call in step.captured.calls]
+            own_bytes = estimate_peak(step.captured, step.fused, saved, step.rest, is_library_call)
+            most_bytes = self.budget_bytes + int(_ESTIMATE_ERROR * (own_bytes - self.resident_bytes))
+            if target >= step.store_all_bytes or own_bytes <= most_bytes:
+                self.simulated_bytes, self.time_ns = own_bytes, step.plain_time_ns
+                return halves
         target -= int(_MARGIN * (target - self.resident_bytes))
         plan = _C.make_plan(step.problem, self.settings.planner, max(target, 0), 0)
         if plan.schedule is None:
@@ -372,6 +414,11 @@ class Partitioner(CustomPartitionerFn):
     def planned_bytes(self) -> int:
         """That the step adds by the schedule."""
         return self.simulated_bytes - self.resident_bytes
+
+    def smallest_bytes(self) -> int:
+        """That the step adds by the smallest plan."""
+        plan = _C.make_plan(self.step.problem, self.settings.planner, 0, 0)
+        return plan.smallest_budget_bytes - self.resident_bytes
 
     def allowed_bytes(self) -> int:
         """That the step may add to what is there before."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import gc
 import logging
 import threading
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,18 +21,18 @@ from torch._guards import TracingContext, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.graph import GraphLowering
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from headroom import _C
 from headroom.aot import BudgetError, Planned, Settings, _specialize, meter_of, too_small
-from headroom.capture import is_tensor
+from headroom.capture import Rest, is_tensor
 from headroom.entrance import count_graph
 from headroom.flight import unwatched
 from headroom.inductor import Partitioner, copy_of
 from headroom.ordering import KeepDraws, KeepOrder
-from headroom.trial import Arguments, find_changed, hidden, try_step
+from headroom.trial import Arguments, Trial, find_changed, hidden, try_step
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +80,23 @@ def compile_static(gm: fx.GraphModule, fakes: Sequence[Any], *options: Any) -> C
         return compile_fx(copy_of(gm), fakes, *options)
 
 
+def drop_histories(gm: fx.GraphModule) -> None:
+    """Replaces what is known of the graph's results by the same without histories and constants.
+
+    Those keep real tensors of the numbers in the model, for as long as the graph is kept.
+    """
+
+    def without_history(value: object) -> object:
+        if not isinstance(value, FakeTensor):
+            return value
+        with value.fake_mode, torch.no_grad():
+            return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+
+    for node in gm.graph.nodes:
+        if node.op != "placeholder" and "example_value" in node.meta:
+            node.meta["example_value"] = pytree.tree_map(without_history, node.meta["example_value"])
+
+
 def make_fakes(arguments: Sequence[Any]) -> list[Any]:
     """Returns stand-ins without memory, of these shapes alone."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
@@ -86,7 +105,15 @@ def make_fakes(arguments: Sequence[Any]) -> list[Any]:
 
 # A real peak this far below the predicted one is worth one more compilation.
 _LOOSE = 0.95
+# Plans that are compiled and tried for one budget, beside PyTorch's own partition.
 _MOST_TRIALS = 4
+# What was compiled for a graph and is kept: a step that has its former room again runs what it ran then.
+_MOST_KEPT = 8
+# The part of its room that a step tried before must take for no other to be planned in its place.
+_CLOSE = 0.9
+# The part of the budget that must have become free before a step that recomputes is planned anew, and how often.
+_MUCH_MORE = 0.05
+_MOST_LOOSENINGS = 3
 
 
 @dataclass
@@ -95,115 +122,151 @@ class Chosen:
 
     run: Callable[..., Any]
     partitioner: Partitioner | None = None  # None: nothing in it takes a gradient
-    added_bytes: int = 0  # at most, beyond what was there before, in the trial
-    excess_bytes: int = 0  # of real peaks over simulated ones, as far as was known when it was planned
+    trial: Trial = field(default_factory=Trial)
+    expected_excess_bytes: int = 0  # of real peaks over simulated ones, as far as was known when it was planned
     trials: int = 0  # until it was chosen
+    free_bytes: int = 0  # of the budget, when it was chosen
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is split by PyTorch's own partition."""
+        return self.partitioner is not None and self.partitioner.schedule is None
+
+    @property
+    def excess_bytes(self) -> int:
+        """The real peak over the simulated one."""
+        return self.peak_bytes(self.partitioner.rest) - self.partitioner.planned_bytes()
+
+    def peak_bytes(self, rest: Rest) -> int:
+        """Returns the bytes that a step adds at its peak, with this rest of the step."""
+        return max(self.trial.added_bytes + rest.left_bytes, self.trial.held_bytes + rest.peak_bytes)
 
     def fits(self) -> bool:
         if self.partitioner is None or self.partitioner.settings.budget is None:
             return True
-        return self.added_bytes <= self.partitioner.allowed_bytes()
+        return self.peak_bytes(self.partitioner.rest) <= self.partitioner.allowed_bytes()
+
+    def recomputes(self) -> bool:
+        by = self.partitioner
+        return by is not None and by.schedule is not None and by.time_ns > by.step.plain_time_ns
 
     def planned(self) -> Planned:
         by = self.partitioner
+        measured = self.peak_bytes(by.rest)
         # Of PyTorch's own partition only the trial knows.
-        predicted = self.added_bytes if by.schedule is None else by.planned_bytes() + self.excess_bytes
-        return Planned(predicted, by.allowed_bytes(), by.time_ns, by.step.plain_time_ns, self.added_bytes, self.trials)
+        predicted = measured if self.is_own else by.planned_bytes() + self.expected_excess_bytes
+        return Planned(predicted, by.allowed_bytes(), by.time_ns, by.step.plain_time_ns, measured, self.trials)
 
 
 def choose(
-    gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, excess_bytes: int, most_bytes: int | None
+    gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, rest: Rest | None, tried: list[Chosen]
 ) -> Chosen:
     """Plans, compiles and tries a step until its real peak is under the budget; once more if it is far below.
 
-    Where nothing is, what was found last does not fit.
+    Adds what it tries to `tried`, and learns from what is there. Where nothing fits, what was found last does not.
     """
     tensors = [one for one in arguments if is_tensor(one)]
     device = device_of(tensors)
     if not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
         return Chosen(compile_static(gm, make_fakes(arguments)))
     trial_arguments = Arguments(arguments, find_changed(gm, make_fakes(arguments)))
+    # The next plan is to fit at once: a trial that is over the budget is memory that the user sees.
+    excess_bytes = max([one.excess_bytes for one in tried if not one.is_own], default=0)
+    by_plan = any(one.is_own for one in tried)
     best: Chosen | None = None
-    by_plan = False
-    for trial in range(_MOST_TRIALS):
+    plans = trials = 0
+    while True:
+        trials += 1
         # The last one is for what takes least, where nothing else fits.
-        excess = excess_bytes if best is not None or trial + 1 < _MOST_TRIALS else None
-        partitioner = Partitioner(settings, outside_bytes(tensors, device), excess, most_bytes, by_plan=by_plan)
+        excess = excess_bytes if best is not None or plans + 1 < _MOST_TRIALS else None
+        partitioner = Partitioner(settings, outside_bytes(tensors, device), excess, rest, by_plan=by_plan)
         patches = {"custom_partitioner_fn": partitioner}
         before = meter_of(device).current_bytes()
-        # Without AOTAutograd's cache, which goes by the graph before the partition.
-        with torch._functorch.config.patch(enable_autograd_cache=False):
+        # Without AOTAutograd's cache, which goes by the graph before the partition. Backward is compiled at once, and
+        # not in the middle of the trial, where what compiling takes would come on top of saved tensors.
+        with torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
             compiled = compile_static(gm, make_fakes(arguments), compiler_for(partitioner), patches)
         left_by_compiling = meter_of(device).current_bytes() - before
-        added, left = try_step(compiled, trial_arguments, device)
+        trial = try_step(compiled, trial_arguments, device)
         if partitioner.step is None:
             return Chosen(compiled)
-        partitioner.set_aside(left_by_compiling + left)
-        found = Chosen(compiled, partitioner, added, excess_bytes)
-        by = (
-            "PyTorch's own partition"
-            if partitioner.schedule is None
-            else f"a plan of {partitioner.planned_bytes()} bytes"
-        )
-        given = (by, added, partitioner.allowed_bytes(), left_by_compiling, left)
+        partitioner.set_aside(left_by_compiling + trial.left_bytes)
+        found = Chosen(compiled, partitioner, trial, excess_bytes)
+        tried.append(found)
+        peak = found.peak_bytes(partitioner.rest)
+        by = "PyTorch's own partition" if found.is_own else f"a plan of {partitioner.planned_bytes()} bytes"
+        given = (by, peak, partitioner.allowed_bytes(), left_by_compiling, trial.left_bytes)
         _log.info("%s took %d bytes of %d; %d stayed after compiling, %d after running", *given)
-        if found.fits() and (best is None or added > best.added_bytes):
+        if found.fits() and (best is None or peak > best.peak_bytes(best.partitioner.rest)):
             best = found
-        if partitioner.schedule is None:  # PyTorch's own partition, of which the simulation knows nothing
+        if found.is_own:  # of which the simulation knows little
             if found.fits():
                 break
             by_plan = True
             continue
-        simulated = partitioner.planned_bytes()
-        is_close = added >= _LOOSE * (simulated + excess_bytes)
-        if (found.fits() and (is_close or trial > 0)) or (best is not None and best is not found):
+        plans += 1
+        is_close = peak >= _LOOSE * (partitioner.planned_bytes() + excess_bytes)
+        if (found.fits() and (is_close or plans > 1)) or (best is not None and best is not found):
             break
-        if not found.fits() and partitioner.is_smallest:
+        if plans == _MOST_TRIALS or (not found.fits() and partitioner.is_smallest):
             break
-        excess_bytes = added - simulated
-    return replace(found if best is None else best, trials=trial + 1)
+        excess_bytes = found.excess_bytes
+    return replace(found if best is None else best, trials=trials)
 
 
-# Steps in which the peak is measured. On a GPU that starts the device's one peak anew, so it must end.
+# Steps after a plan in which the rest of the step is measured, and in how many at most. On a GPU that starts the
+# device's one peak anew, so it must end.
 _LEARNING_STEPS = 3
+_MOST_LEARNING_STEPS = 10
 
 
 class Kernels:
     """One graph of Dynamo's. Compiled in the first call, and anew when what was chosen has no room any more.
 
-    A trial knows neither of the graphs that run between this one's forward and backward nor of what else does. So in
-    the first steps the peak from the forward of the outermost graph to the end of its backward is measured; where it
-    is over the budget, or a graph in it has no room, the outermost is planned anew with less.
+    A trial knows neither of the graphs that run between this one's forward and backward nor of what else does, such as
+    a loss. A plan assumes an ordinary loss at first; in the first steps that rest of the step is measured, and is part
+    of every plan from then on. Where a graph in it has no room, this one is planned anew with less.
     """
 
     def __init__(self, gm: fx.GraphModule, settings: Settings) -> None:
         _specialize([node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")])
+        drop_histories(gm)
         self.gm = gm
         self.settings = settings
         self.lock = threading.RLock()  # of what follows
-        self.asked: deque[int] = deque()  # bytes that it is to take less, by others and by backwards on any thread
+        self.learned: deque[Rest] = deque()  # by backwards on any thread
+        self.asked: deque[int] = deque()  # bytes for the rest of the step, by graphs that had no room in it
         self.chosen: Chosen | None = None
-        self.most_bytes: int | None = None  # that it may add; None: what the budget allows
+        self.tried: list[Chosen] = []
+        self.rest: Rest | None = None  # None: not known yet
+        self.wanted_bytes = 0  # for the rest of the step
+        self.inner: weakref.WeakSet[Kernels] = weakref.WeakSet()  # graphs that have run in the rest of the step
         self.is_good = False  # what was chosen need not be planned anew, as far as is known
-        self.steps = 0
+        self.steps = 0  # that were watched since the last plan
+        self.watches = 0
+        self.loosenings = 0
 
     def __call__(self, *arguments: Any) -> Any:
         count_graph()
         device = device_of([one for one in arguments if is_tensor(one)])
         flights = flights_of_this_thread(self.settings, device)
-        outer = flights[0] if flights else None
         limit = self.settings.limit_bytes()
-        before = meter_of(device).current_bytes()
+        meter = meter_of(device)
         with self.lock:
-            while self.asked:
-                self.take_less(self.asked.popleft())
-            if self.chosen is None or not self.is_good or not self.has_room(limit, before):
-                self.plan(arguments, outer)
+            self.learn()
+            for outer in flights:
+                outer.kernels.inner.add(self)
+            if self.chosen is None or not self.is_good or not self.has_room(limit, meter):
+                self.plan(arguments, flights[0] if flights else None)
+            elif self.has_much_more(limit, meter.current_bytes()):
+                self.loosenings += 1
+                self.plan(arguments, flights[0] if flights else None)
             chosen = self.chosen
             has_limit = limit is not None and chosen.partitioner is not None
-            is_watched = has_limit and outer is None and self.steps < _LEARNING_STEPS
+            is_watched = has_limit and self.steps < _LEARNING_STEPS and self.watches < _MOST_LEARNING_STEPS
             self.steps += is_watched
-        flight = Flight(self, device, before, is_watched=is_watched)
+            self.watches += is_watched
+        flight = Flight(self, chosen, device, is_watched=is_watched)
         histories = {one.grad_fn for one in arguments if is_tensor(one)}
         results = chosen.run(*arguments)
         node = compiled_node([*pytree.tree_leaves(results), *arguments], histories)
@@ -211,87 +274,201 @@ class Kernels:
             flight.begin(node)
         return results
 
-    def has_room(self, limit: int | None, before_bytes: int) -> bool:
-        return limit is None or self.chosen.partitioner is None or before_bytes + self.chosen.added_bytes <= limit
+    def learn(self) -> None:
+        """Takes over what was measured and asked for since the last call."""
+        while self.learned:
+            rest = self.learned.popleft()
+            known = rest if self.rest is None else self.rest
+            self.rest = Rest(max(rest.peak_bytes, known.peak_bytes), max(rest.left_bytes, known.left_bytes))
+        while self.asked:
+            self.wanted_bytes = max(self.wanted_bytes, self.asked.popleft())
+            self.is_good = False
+
+    def peak_bytes(self, chosen: Chosen) -> int:
+        """Returns the bytes that a step adds at its peak, as far as the rest of the step is known."""
+        return chosen.peak_bytes(chosen.partitioner.rest if self.rest is None else self.rest)
+
+    def has_room(self, limit: int | None, meter: _C.Meter) -> bool:
+        if limit is None or self.chosen.partitioner is None:
+            return True
+        room = limit - self.peak_bytes(self.chosen)
+        if meter.current_bytes() <= room:
+            return True
+        gc.collect()  # What nobody has any more counts as memory in use until then.
+        return meter.current_bytes() <= room
+
+    def has_much_more(self, limit: int | None, before_bytes: int) -> bool:
+        """Whether a step that recomputes has much more room than when it was chosen."""
+        if limit is None or self.loosenings == _MOST_LOOSENINGS or self.steps < _LEARNING_STEPS:
+            return False
+        free = limit - before_bytes - self.peak_bytes(self.chosen) if self.chosen.recomputes() else 0
+        return free > self.chosen.free_bytes + _MUCH_MORE * limit
 
     def plan(self, arguments: Sequence[Any], outer: Flight | None) -> None:
-        excess = self.chosen.excess_bytes if self.chosen is not None else 0
+        gc.collect()
+        limit = self.settings.limit_bytes()
+        device = device_of([one for one in arguments if is_tensor(one)])
         with unwatched(), watches_paused(), hidden():
-            self.chosen = choose(self.gm, arguments, self.settings, excess, self.most_bytes)
-        self.is_good = self.chosen.fits()
+            for rest in self.rests():
+                chosen = self.find_tried(limit, device, rest)
+                if chosen is None:
+                    chosen = choose(self.gm, arguments, self.settings, rest, self.tried)
+                    gc.collect()
+                del self.tried[:-_MOST_KEPT]
+                self.chosen = chosen
+                self.is_good = chosen.fits()
+                if self.is_good:
+                    break
+        self.steps = 0
         if not self.is_good:
             error = self.error()
-            if outer is None or self.settings.limit_bytes() is None:
+            if outer is None or limit is None:
                 raise error
             outer.kernels.leave_room(outer, self.chosen)
             warnings.warn(f"headroom: over the budget in this step, until it is planned again: {error}", stacklevel=2)
-        elif self.chosen.partitioner is not None and self.settings.on_plan is not None:
-            self.settings.on_plan(self.chosen.planned())
+        elif self.chosen.partitioner is not None:
+            if limit is not None:
+                if self.rest is not None:
+                    self.rest = self.chosen.partitioner.rest
+                self.chosen.free_bytes = limit - meter_of(device).current_bytes() - self.peak_bytes(self.chosen)
+            if self.settings.on_plan is not None:
+                self.settings.on_plan(self.chosen.planned())
+
+    def rests(self) -> list[Rest | None]:
+        """Returns the rests of the step to plan with, each where nothing fits beside the one before it.
+
+        The last leaves the graphs in it as little as they can run with.
+        """
+        if self.settings.limit_bytes() is None:
+            return [Rest()]
+        if self.rest is None:
+            return [None]
+        spare = sum(one.spare_bytes() for one in self.inner if one is not self)
+        wanted = self.rest._replace(peak_bytes=max(self.rest.peak_bytes, self.wanted_bytes))
+        least = self.rest._replace(peak_bytes=max(self.rest.peak_bytes - spare, self.rest.left_bytes))
+        return list(dict.fromkeys([wanted, least]))
+
+    def spare_bytes(self) -> int:
+        """Returns the bytes that it takes beyond its smallest plan."""
+        chosen = self.chosen
+        if chosen is None or chosen.partitioner is None:
+            return 0
+        excess = 0 if chosen.is_own else max(chosen.excess_bytes, 0)
+        return max(self.peak_bytes(chosen) - excess - chosen.partitioner.smallest_bytes(), 0)
+
+    def find_tried(self, limit: int | None, device: torch.device, rest: Rest | None) -> Chosen | None:
+        """Returns what was tried before and is good for this room: PyTorch's own partition, or a plan that fills it."""
+        if limit is None or rest is None:
+            return None
+        room = limit - meter_of(device).current_bytes()
+        fitting = [one for one in self.tried if one.peak_bytes(rest) <= room]
+        best = min(fitting, key=lambda one: (not one.is_own, one.partitioner.time_ns), default=None)
+        if best is None or not (best.is_own or best.peak_bytes(rest) >= _CLOSE * room):
+            return None
+        by = copy.copy(best.partitioner)
+        by.rest, by.budget_bytes = rest, by.resident_bytes + room
+        return replace(best, partitioner=by)
 
     def error(self) -> BudgetError:
         by = self.chosen.partitioner  # of the smallest plan: the last one that is tried
-        smallest = by.resident_bytes + self.chosen.added_bytes + by.left_bytes
-        return too_small(self.settings, by.step.problem, by.step.graph, smallest, by.outside_bytes)
+        # The results of a step are often there until the next one has made its own.
+        smallest = by.resident_bytes + self.chosen.peak_bytes(by.rest) + by.step.result_bytes
+        given = (self.settings, by.step.problem, by.step.graph, smallest, by.outside_bytes)
+        return too_small(*given, rest_bytes=by.rest.peak_bytes)
 
     def leave_room(self, flight: Flight, inner: Chosen) -> None:
-        """Takes less from the next step on, so that both lose the same share of what they would take."""
+        """Leaves more for the rest of the step from the next one on, so that both lose the same share."""
         by = inner.partitioner
         kept = flight.after_bytes - flight.before_bytes
         wanted = by.step.store_all_bytes - by.resident_bytes
         free = self.settings.limit_bytes() - flight.before_bytes
         fair = int(kept * (kept + wanted - free) / max(kept + wanted, 1))
-        self.asked.append(max(fair, kept + inner.added_bytes - free))
-
-    def take_less(self, less_bytes: int) -> None:
-        if less_bytes > 0:
-            most = max(self.chosen.added_bytes - less_bytes, 0)
-            # It may be asked more than once before it is planned anew.
-            self.most_bytes = most if self.most_bytes is None else min(most, self.most_bytes)
-            self.is_good = False
+        less = max(fair, kept + inner.peak_bytes(by.rest) - free)
+        self.asked.append(free - kept + max(less, 0))
 
 
 class Flight:
     """One forward that waits for its backward, which may run on another thread."""
 
-    def __init__(self, kernels: Kernels, device: torch.device, before_bytes: int, *, is_watched: bool) -> None:
+    def __init__(self, kernels: Kernels, chosen: Chosen, device: torch.device, *, is_watched: bool) -> None:
         self.kernels = kernels
+        self.chosen = chosen
         self.device = device
-        self.before_bytes = before_bytes  # on the device before forward
-        self.after_bytes = before_bytes  # on the device after forward
-        self.meter = _C.Meter(device) if is_watched else None  # its own, whose peak nobody else starts anew
-        self.peak_bytes = 0  # on the device, as far as it was measured before the last pause
+        self.before_bytes = meter_of(device).current_bytes()
+        self.after_bytes = self.before_bytes  # on the device after forward
+        self.meter = _C.Meter(device) if is_watched else None
+        self.is_paused = False
+        self.is_backward = False  # its backward has begun
+        self.thread = threading.get_ident()  # of its forward
+        self.peak_bytes = 0  # on the device, as far as it was noted, in this part of the step
+        self.forward_peak_bytes = 0
+        self.rest = Rest()
         self.node: weakref.ref[Any] | None = None  # of autograd: its backward
         if is_watched:
             with _watched_lock:
                 _watched.add(self)
+            note_peaks()
 
     def begin(self, node: Any) -> None:
         self.after_bytes = meter_of(self.device).current_bytes()
         self.node = weakref.ref(node)
         _in_flight().append(self)
-        node.register_hook(lambda *_: self.end())
+        if self.meter is not None:
+            self.forward_peak_bytes = self.take_peak()
+        # A hook that is called after it would have the engine hold the gradients that it is given.
+        node.register_prehook(self.begin_backward)
 
     def is_alive(self) -> bool:
         return self.node is not None and self.node() is not None
 
-    def end(self) -> None:
-        """Called when backward has run; what keeps the results keeps no flight.
+    def begin_backward(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Notes what was done since forward, and what that left.
 
-        Waits for no lock: on a GPU one thread runs the backwards of all, a trial's included.
+        Waits for no lock that is held for long: on a GPU one thread runs the backwards of all, a trial's included.
         """
-        self.node = None
-        self.pause()
-        meter, self.meter = self.meter, None
-        if meter is not None:
-            self.kernels.asked.append(self.peak_bytes - self.kernels.settings.limit_bytes())
+        self.node = None  # What keeps the results keeps no flight.
+        if self.meter is None or self.is_backward:
+            return
+        with _watched_lock:
+            others = [one for one in _watched if one.is_backward and one.thread == self.thread]
+        for other in others:
+            other.end()
+        given = _C.storage_bytes(list(gradients))
+        peak = max(self.take_peak() - self.after_bytes, given)
+        left = meter_of(self.device).current_bytes() - self.after_bytes - given
+        self.rest = Rest(peak, max(left, 0))
+        self.is_backward = True
+        torch.autograd.Variable._execution_engine.queue_callback(self.end)
+
+    def end(self) -> None:
+        """Called when all of backward has run, or before the next graph's."""
+        if self.meter is None:
+            return
+        backward_peak = self.take_peak()
+        self.meter = None
+        with _watched_lock:
+            _watched.discard(self)
+        known = self.before_bytes + self.chosen.trial.added_bytes
+        left = self.rest.left_bytes
+        # Copies of gradients that come in another layout than in the trial, for instance.
+        unknown = max(self.forward_peak_bytes - known, backward_peak - known - left, 0)
+        self.kernels.learned.append(self.rest._replace(left_bytes=left + unknown))
+
+    def take_peak(self) -> int:
+        """Returns the peak of the part of the step that ends here."""
+        note_peaks()
+        peak, self.peak_bytes = self.peak_bytes, 0
+        return peak
 
     def pause(self) -> None:
-        if (meter := self.meter) is not None:
+        if (meter := self.meter) is not None and not self.is_paused:
             self.peak_bytes = max(self.peak_bytes, meter.peak_bytes())
+            self.is_paused = True
 
     def resume(self) -> None:
         if (meter := self.meter) is not None:
             meter.reset_peak()
+            self.is_paused = False
 
 
 _threads = threading.local()
@@ -314,6 +491,16 @@ def flights_of_this_thread(settings: Settings, device: torch.device) -> list[Fli
     return [one for one in flights if one.device == device and one.kernels.settings is settings]
 
 
+def note_peaks() -> None:
+    """Notes the peaks of all flights that are watched, and starts them anew: on a GPU they are one and the same."""
+    with _watched_lock:
+        flights = [one for one in _watched if not one.is_paused]
+    for flight in flights:
+        flight.pause()
+    for flight in flights:
+        flight.resume()
+
+
 @contextlib.contextmanager
 def watches_paused() -> Iterator[None]:
     """Around compilations and trials, which no later step does: they count in no peak that is measured meanwhile.
@@ -322,7 +509,7 @@ def watches_paused() -> Iterator[None]:
     """
     with _trials_lock:
         with _watched_lock:
-            flights = list(_watched)
+            flights = [one for one in _watched if not one.is_paused]
         for flight in flights:
             flight.pause()
         try:

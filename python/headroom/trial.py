@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -132,27 +132,49 @@ def _storage_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def try_step(compiled: Callable[..., Any], arguments: Arguments, device: torch.device) -> tuple[int, int]:
-    """Runs two steps. Returns the bytes that the second adds at most, and those that the first leaves on the device.
+class Trial(NamedTuple):
+    """What a step takes on the device beside what was there before it."""
 
-    The first tries out how to run kernels and has libraries make their workspaces.
-    """
+    added_bytes: int = 0  # at its peak
+    held_bytes: int = 0  # after forward
+    left_bytes: int = 0  # after a first step, such as libraries' workspaces
+
+
+class _Loss(torch.autograd.Function):
+    """A loss whose backward makes the results' gradients, which nobody else holds."""
+
+    @staticmethod
+    def forward(ctx: Any, *results: torch.Tensor) -> torch.Tensor:
+        ctx.device = results[0].device
+        ctx.likes = [torch.empty_like(one, device="meta") for one in results]
+        return torch.zeros((), device=ctx.device)
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.ones_like(one, device=ctx.device) for one in ctx.likes)
+
+
+def try_step(compiled: Callable[..., Any], arguments: Arguments, device: torch.device) -> Trial:
+    """Runs two steps. The peak is that of the second, as the first has libraries make their workspaces."""
     meter = _C.Meter(device)
 
-    def added_bytes() -> int:
+    def run() -> tuple[int, int]:
         stand_ins, leaves = arguments.stand_ins()
         before = meter.current_bytes()
         meter.reset_peak()
         results = [one for one in pytree.tree_leaves(compiled(*stand_ins)) if is_tensor(one) and one.requires_grad]
-        if results:
+        held = meter.current_bytes() - before
+        if results and all(one.dim() == 0 for one in results):
             torch.autograd.backward(results, [torch.ones_like(one) for one in results])
+        elif results:
+            _Loss.apply(*results).backward()
         peak = meter.peak_bytes()
         for leaf in leaves:
             leaf.grad = None
-        return peak - before
+        return peak - before, held
 
     with torch.enable_grad():
         at_first = meter.current_bytes()
-        added_bytes()
+        run()
         left = meter.current_bytes() - at_first
-        return added_bytes(), left
+        return Trial(*run(), left)

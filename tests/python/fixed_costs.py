@@ -37,6 +37,7 @@ def fixed_costs() -> Iterator[None]:
 
     with (
         mock.patch.object(costs, "_time_ns", fixed_time),
+        mock.patch.object(costs, "_sample_ns", fixed_time),
         mock.patch.object(costs, "_measure", estimate),
         mock.patch.object(costs, "_elementwise_ns", lambda call, *_: costs._estimate(call).time_ns),
         mock.patch.object(aot, "cache_of", fresh_cache),
