@@ -325,3 +325,23 @@ def test_logs_say_where_the_time_of_a_first_call_goes(caplog: pytest.LogCaptureF
     parts = ["capture of", "memory of", "compiling by", "times of", "planning of"]
     assert [next(part for part in parts if record.message.startswith(part)) for record in caplog.records] == parts
     assert all(" ms" in record.message for record in caplog.records)
+
+
+def test_results_of_another_type_than_tracing_knows_are_counted_as_they_are() -> None:
+    """On the CPU, statistics of a layer norm with bf16 inputs and fp32 weights are fp32. Tracing takes them for bf16."""
+    norm = torch.nn.LayerNorm(8)
+    x = torch.randn(512, 8, dtype=torch.bfloat16, requires_grad=True)
+    plans: list[aot.Planned] = []
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return torch.native_layer_norm(x, [8], norm.weight, norm.bias, 1e-5)[0].sum()
+
+    run = headroom.compile(loss, "1x", cache=False, on_plan=plans.append)
+    run(x).backward()
+    x.grad = norm.weight.grad = norm.bias.grad = None
+    gc.collect()
+    meter = headroom.Meter(CPU)
+    before = meter.current_bytes()
+    meter.reset_peak()
+    run(x).backward()
+    assert plans[0].predicted_bytes - 64 <= meter.peak_bytes() - before <= plans[0].predicted_bytes
