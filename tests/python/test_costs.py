@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import subprocess
 import sys
@@ -328,7 +329,7 @@ def test_logs_say_where_the_time_of_a_first_call_goes(caplog: pytest.LogCaptureF
 
 
 def test_results_of_another_type_than_tracing_knows_are_counted_as_they_are() -> None:
-    """On the CPU, statistics of a layer norm with bf16 inputs and fp32 weights are fp32. Tracing takes them for bf16."""
+    """On the CPU, statistics of a layer norm with bf16 inputs and fp32 weights are fp32; tracing says bf16."""
     norm = torch.nn.LayerNorm(8)
     x = torch.randn(512, 8, dtype=torch.bfloat16, requires_grad=True)
     plans: list[aot.Planned] = []
