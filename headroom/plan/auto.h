@@ -52,10 +52,16 @@ namespace headroom {
 /// below what some op needs by itself; kTimeout, with the best plan found if any, where `exhaustive` was asked and
 /// reached its limit above the budget; else kFeasible or kNotFound. Needs a budget. More memory is never slower.
 struct AutoLimits {
-  static constexpr int64_t kMostExhaustiveValues = 20;
-  static constexpr int64_t kMostAtHighEffort = 28;
+  static constexpr int64_t kMostValuesInFull = 20;  ///< Values up to which `exhaustive` has limits.max_states states.
+  static constexpr int64_t kMostStatesIfLarger = 100'000;  ///< States on larger graphs, below high effort.
 };
 PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions& options = {});
+
+/// Both ends included.
+struct BudgetRange {
+  int64_t least_bytes;
+  int64_t most_bytes;
+};
 
 struct AutoFront {
   Front plans;
@@ -63,10 +69,11 @@ struct AutoFront {
   std::vector<Front> lower = {};
   /// level_targets(): plans for these are made between neighbours as well.
   std::vector<int64_t> targets = {};
-  /// From this budget on `exhaustive` has proved the front optimal, or that there is no plan; none: the largest number.
-  int64_t exact_from_bytes = std::numeric_limits<int64_t>::max();
-  bool limit_reached = false;  ///< of `exhaustive`, below that
+  /// Budgets for which `exhaustive` has proved the plan of `plans` optimal, or that there is no plan.
+  std::vector<BudgetRange> proved = {};
+  bool limit_reached = false;  ///< whether `exhaustive` was asked and could not prove all budgets
 
+  bool is_proved(int64_t budget_bytes) const;
   int64_t smallest_bytes() const;
 };
 

@@ -134,6 +134,7 @@ class ExhaustiveSearch::Search {
     return false;
   }
 
+  int64_t resident_bytes() const { return graph_.resident_bytes(); }
   bool timed_out() const { return timed_out_; }
   int64_t state_count() const { return static_cast<int64_t>(found_.size()); }  ///< of the last run
   int64_t cost() const { return found_[goal_number_].cost; }
@@ -396,23 +397,29 @@ namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
-void check_size(const Graph& graph) {
-  const auto refuse = [&](const std::string& why) {
-    throw NotApplicable("exhaustive: takes at most " + std::to_string(ExhaustiveLimits::kMostValues) +
-                        " values that are not resident and " + std::to_string(ExhaustiveLimits::kMostOps) +
-                        " ops, and no holder that is itself held; this graph has " + why);
-  };
+/// What of a graph is beyond the limits.
+std::optional<std::string> find_excess(const Graph& graph) {
   const auto values = std::ranges::count_if(graph.values(), [](const Value& value) { return !value.resident; });
-  if (static_cast<size_t>(values) > ExhaustiveLimits::kMostValues) refuse(std::to_string(values) + " values");
-  if (graph.ops().size() > ExhaustiveLimits::kMostOps) refuse(std::to_string(graph.ops().size()) + " ops");
+  if (static_cast<size_t>(values) > ExhaustiveLimits::kMostValues) return std::to_string(values) + " values";
+  if (graph.ops().size() > ExhaustiveLimits::kMostOps) return std::to_string(graph.ops().size()) + " ops";
   for (size_t v = 0; v < graph.values().size(); ++v)
     if (!graph.values()[v].holds.empty() && !graph.holders(value_id(v)).empty())
-      refuse("such a holder: value " + std::to_string(v));
+      return "such a holder: value " + std::to_string(v);
+  return std::nullopt;
+}
+
+void check_size(const Graph& graph) {
+  if (const std::optional<std::string> excess = find_excess(graph))
+    throw NotApplicable("exhaustive: takes at most " + std::to_string(ExhaustiveLimits::kMostValues) +
+                        " values that are not resident and " + std::to_string(ExhaustiveLimits::kMostOps) +
+                        " ops, and no holder that is itself held; this graph has " + *excess);
 }
 
 }  // namespace
 
-ExhaustiveSearch::ExhaustiveSearch(const Graph& graph, int64_t max_states) : states_left_(max_states) {
+bool is_exhaustible(const Graph& graph) { return !find_excess(graph); }
+
+ExhaustiveSearch::ExhaustiveSearch(const Graph& graph) {
   check_size(graph);
   least_ns_ = time_lower_bound_ns(graph);
   search_ = std::make_unique<Search>(graph);
@@ -420,13 +427,20 @@ ExhaustiveSearch::ExhaustiveSearch(const Graph& graph, int64_t max_states) : sta
 
 ExhaustiveSearch::~ExhaustiveSearch() = default;
 
-std::optional<Schedule> ExhaustiveSearch::find_faster(int64_t budget_bytes, int64_t time_ns) {
-  const bool is_found = search_->run(Goal::kLeastTime, budget_bytes, time_ns - least_ns_, states_left_);
-  states_left_ -= search_->state_count();
-  limit_reached_ = search_->timed_out();
-  if (!is_found) return std::nullopt;
+std::optional<Schedule> ExhaustiveSearch::find_faster(int64_t budget_bytes, int64_t time_ns, int64_t max_states) {
+  if (!search_->run(Goal::kLeastTime, budget_bytes, time_ns - least_ns_, max_states)) return std::nullopt;
   return search_->schedule();
 }
+
+std::optional<Schedule> ExhaustiveSearch::find_smaller(int64_t peak_bytes, int64_t max_states) {
+  const int64_t beside_resident_bytes = peak_bytes - search_->resident_bytes();
+  if (!search_->run(Goal::kLeastPeak, kUnlimited, beside_resident_bytes, max_states)) return std::nullopt;
+  return search_->schedule();
+}
+
+bool ExhaustiveSearch::limit_reached() const { return search_->timed_out(); }
+
+int64_t ExhaustiveSearch::state_count() const { return search_->state_count(); }
 
 PlanResult plan_exhaustive(const Graph& graph, const PlanRequest& request) {
   check_size(graph);
