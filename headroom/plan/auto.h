@@ -20,7 +20,7 @@ namespace headroom {
 ///    training (with the fastest of several producers), and the plan of the level above, brought down to it
 ///    (RunSearch::descend); the plans of least peak of `division-tree` and `peak-linear`, on chains one of `chain` for
 ///    every time that its tables have, and on graphs of at most 200 ops (2,000 at high effort) all of `lower-sets`, where
-///    they fit; on larger ones plans of few lower sets where nothing else is as fast. All of these are in the front too.
+///    they fit; on larger ones plans of few lower sets where all else is clearly slower. All of these are in the front too.
 /// 3. *Polish.* For each level, by turns with its neighbours' plans: some reruns are taken away, the peak is brought
 ///    back below the target with other choices, what is not needed is taken away; the better of before and after stays.
 ///    On more than 200 runs levels whose plan is within a ten-thousandth of the bound are left as they are, but at high

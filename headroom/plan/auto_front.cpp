@@ -206,8 +206,9 @@ class FrontBuilder {
     const MemoryBound bound = bounds_.within(target_bytes, is_short() ? 3 : 1);
     if (!bound.is_feasible) return false;
     std::vector<JudgedRuns> plans = find_starts(target_bytes, bound);
+    // The levels below start from this one, and from a coarse start they end slower unless it is clearly faster.
     if (std::optional<JudgedRuns> plan = find_coarse(target_bytes);
-        plan && (plans.empty() || is_better(*plan, plans[0])))
+        plan && (plans.empty() || slightly_more(plan->time_ns) < plans[0].time_ns))
       plans.insert(plans.begin(), std::move(*plan));
     const bool found = !plans.empty();
     if (found) levels_.push_back({target_bytes, bound.time_ns, std::move(plans)});

@@ -19,7 +19,7 @@ std::vector<int64_t> level_targets(int64_t most_bytes, int64_t least_bytes);
 /// What a search starts from besides plain training, as runs. All of these plans are in its front.
 struct SearchStarts {
   std::vector<std::vector<int32_t>> plans;
-  /// Plans that a level starts from only where they beat all others.
+  /// Plans that a level starts from only where they are clearly faster than all others.
   std::vector<std::vector<int32_t>> coarse;
   /// Whether `plans` are near the best for their peaks: the search then only brings them to its levels.
   bool are_polished = false;
