@@ -103,7 +103,7 @@ test-claims:  ## what planners claim on random graphs against all schedules (CLA
 	build/claims/tests/claims --seeds $(CLAIMS)
 	cmake --preset asan
 	cmake --build --preset asan --parallel $(JOBS) --target claims
-	$(SETARCH) build/asan/tests/claims --memory 0 --seeds $(SANITIZED_CLAIMS)
+	$(SETARCH) build/asan/tests/claims --memory 0 --seconds 200 --seeds $(SANITIZED_CLAIMS)
 
 lint:  ## check formatting, C++ by clang-tidy, Python by ruff
 	tools/setup.sh test

@@ -4,6 +4,7 @@
 //     build/benchmarks/auto_bench --optimum N [--effort low|normal|high]               (default: high)
 //     build/benchmarks/auto_bench --near N
 //     build/benchmarks/auto_bench --time [--effort low|normal|high] [FOLDER_OR_FILE...]
+//     build/benchmarks/auto_bench --scaling MOST_OPS
 //
 // For each file and budget: the extra time of `auto` over plain training, the best of the others, what no plan is
 // below, and the time to plan on one thread. The last rows of a file are at the smallest budget that `auto` has a plan
@@ -21,6 +22,9 @@
 //
 // --time: processor time to plan within 0.6 of plain training's peak on one thread, the least of five, and that for each
 // op, to see how it grows with the number of equal blocks.
+//
+// --scaling: the same once for uniform chains of 100 to 800 stages, and for seeded random training steps of 1,000 ops and
+// more, up to MOST_OPS.
 
 #include <algorithm>
 #include <cstdio>
@@ -233,14 +237,14 @@ void bench(const std::filesystem::path& file, Effort effort, int random_budgets,
   compare_between(problem, smallest_bytes, request.limits, random_budgets, totals);
 }
 
-void bench_time(const std::filesystem::path& file, Effort effort) {
-  const Problem problem = read_problem(file);
+/// Prints the processor time to plan within 0.6 of plain training's peak on one thread, the least of `repeats`.
+void bench_time(const Problem& problem, Effort effort, int repeats) {
   PlanRequest request;
   request.limits = {.effort = effort, .threads = 1};
   request.budget_bytes = problem.base_peak_bytes / 10 * 6;
   double least_s = std::numeric_limits<double>::infinity();
   std::optional<Plan> plan;
-  for (int i = 0; i < 5; ++i) {
+  for (int i = 0; i < repeats; ++i) {
     const Problem fresh(problem.graph, problem.chain);  // without the front of the last turn
     const std::clock_t begin = std::clock();
     plan = make_plan(get_planner("auto"), fresh, request);
@@ -252,6 +256,26 @@ void bench_time(const std::filesystem::path& file, Effort effort) {
               plan->time_ns ? percent(*plan->time_ns, problem.base_time_ns).c_str() : "none",
               percent(plan->result.lower_bound_ns, problem.base_time_ns).c_str());
   std::fflush(stdout);
+}
+
+void bench_scaling(int64_t most_ops) {
+  for (const int stages : {100, 200, 400, 800}) {
+    Chain chain;
+    chain.name = "chain of " + std::to_string(stages);
+    chain.input_bytes = chain.input_gradient_bytes = 1000;
+    chain.stages.assign(static_cast<size_t>(stages),
+                        {.name = "", .forward_ns = 100, .backward_ns = 200, .output_bytes = 1000, .tape_bytes = 4000});
+    for (int i = 0; i < stages; ++i) chain.stages[static_cast<size_t>(i)].name = "s" + std::to_string(i);
+    bench_time(make_problem(chain), Effort::kNormal, 1);
+  }
+  for (const int64_t ops : {1'000, 3'000, 10'000, 30'000, 100'000}) {
+    if (ops > most_ops) break;
+    testing::Random random(1);
+    GraphSpec spec =
+        testing::random_graph(random, {.forward_ops = static_cast<int>(ops / 2), .most_bytes = 100, .special = false});
+    spec.name = "random";
+    bench_time(make_problem(Graph(spec)), Effort::kNormal, 1);
+  }
 }
 
 constexpr int64_t kMostStates = 50'000;  ///< what takes `exhaustive` more is left out
@@ -385,6 +409,7 @@ int main(int argc, char** argv) {
   int near = 0;
   int random_budgets = 20;
   bool only_time = false;
+  int64_t scaling_ops = 0;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "--effort" && i + 1 < argc) {
@@ -396,6 +421,8 @@ int main(int argc, char** argv) {
       near = std::atoi(argv[++i]);
     } else if (word == "--random" && i + 1 < argc) {
       random_budgets = std::atoi(argv[++i]);
+    } else if (word == "--scaling" && i + 1 < argc) {
+      scaling_ops = std::atoll(argv[++i]);
     } else if (word == "--time") {
       only_time = true;
     } else {
@@ -405,10 +432,15 @@ int main(int argc, char** argv) {
   if (optimum > 0) return bench_optimum(optimum, effort.value_or(Effort::kHigh));
   if (near > 0) return bench_near(near);
   if (inputs.empty()) inputs.emplace_back("examples");
-  if (only_time) {
+  if (only_time || scaling_ops > 0) {
     std::printf(
         "| network | ops | s | us an op | extra time | no plan below |\n| --- | --- | --- | --- | --- | --- |\n");
-    for (const std::filesystem::path& file : network_files(inputs)) bench_time(file, effort.value_or(Effort::kNormal));
+    if (scaling_ops > 0) {
+      bench_scaling(scaling_ops);
+      return 0;
+    }
+    for (const std::filesystem::path& file : network_files(inputs))
+      bench_time(read_problem(file), effort.value_or(Effort::kNormal), 5);
     return 0;
   }
   Totals totals;

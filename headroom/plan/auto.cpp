@@ -23,10 +23,11 @@ constexpr int32_t kFoldedBlocks = 12;  ///< by planning so many
 constexpr int kMixedPercent = 25;
 constexpr int64_t kChainWork = 100'000'000;  ///< to follow a table of `chain`, divided among decisions
 
-bool is_small(const Graph& graph, Effort effort) {
-  const auto is_resident = [](const Value& value) { return value.resident; };
-  const auto values = std::ssize(graph.values()) - std::ranges::count_if(graph.values(), is_resident);
-  return values <= (effort == Effort::kHigh ? AutoLimits::kMostAtHighEffort : AutoLimits::kMostExhaustiveValues);
+/// States of the searches over all schedules for the least time, after the search for plans.
+int64_t max_time_states(const Graph& graph, const PlanLimits& limits) {
+  const auto values = std::ranges::count_if(graph.values(), [](const Value& value) { return !value.resident; });
+  const bool is_large = values > AutoLimits::kMostValuesInFull && limits.effort != Effort::kHigh;
+  return is_large ? std::min(limits.max_states, AutoLimits::kMostStatesIfLarger) : limits.max_states;
 }
 
 /// About as fine as `chain` at any budget, in a time that stays small.
@@ -142,33 +143,45 @@ Front::const_iterator find_within(const Front& front, int64_t budget_bytes) {
   return above == front.begin() ? front.end() : std::prev(above);
 }
 
-/// Makes plans of a front optimal, from the largest budget down, until the limit of states is reached.
-void make_exact(const FlatGraph& flat, int64_t max_states, AutoFront& front) {
-  try {
-    ExhaustiveSearch exhaustive(flat.graph, max_states);
-    const MemoryBounds bounds(flat.graph);
-    const int64_t least_bytes = peak_lower_bound_bytes(flat);
-    std::vector<JudgedRuns> found;
-    int64_t budget_bytes = std::numeric_limits<int64_t>::max();
-    for (;;) {
-      const auto known = find_within(front.plans, budget_bytes);
-      const bool is_known = known != front.plans.end();
-      if (!is_known && (budget_bytes < least_bytes || !bounds.within(budget_bytes).is_feasible)) break;
-      const std::optional<Schedule> faster =
-          exhaustive.find_faster(budget_bytes, is_known ? known->time_ns : std::numeric_limits<int64_t>::max());
-      front.limit_reached = exhaustive.limit_reached();
-      if (front.limit_reached || (!faster && !is_known)) break;
-      if (faster) found.push_back(judge(flat, *faster));
-      const int64_t reached_bytes = faster ? found.back().peak_bytes : known->peak_bytes;
-      HEADROOM_ASSERT(reached_bytes <= budget_bytes);
-      front.exact_from_bytes = reached_bytes;
-      budget_bytes = reached_bytes - 1;
-    }
-    if (!front.limit_reached) front.exact_from_bytes = std::numeric_limits<int64_t>::min();
-    std::ranges::move(found, std::back_inserter(front.plans));
+/// Makes plans of a front optimal by a search over all schedules: first the smallest peak, then the time of one budget
+/// after the other, from the largest down. Each has a limit of states; the search for one budget may take half of what is
+/// left, so that smaller budgets, which have fewer schedules, have their turn too.
+void make_exact(const FlatGraph& flat, int64_t max_peak_states, int64_t max_time_states, AutoFront& front) {
+  constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+  ExhaustiveSearch exhaustive(flat.graph);
+  const auto add = [&](const Schedule& schedule) {
+    front.plans.push_back(judge(flat, schedule));
+    const int64_t peak_bytes = front.plans.back().peak_bytes;
     front.plans = undominated(std::move(front.plans));
-  } catch (const NotApplicable&) {
-    // Holders that are held: the search's plans stay.
+    return peak_bytes;
+  };
+  front.limit_reached = false;
+  int64_t least_bytes = peak_lower_bound_bytes(flat);
+  if (front.smallest_bytes() > least_bytes && MemoryBounds(flat.graph).within(front.smallest_bytes() - 1).is_feasible) {
+    const std::optional<Schedule> smaller = exhaustive.find_smaller(front.smallest_bytes(), max_peak_states);
+    if (smaller) add(*smaller);
+    front.limit_reached = exhaustive.limit_reached();
+  }
+  if (!front.limit_reached) least_bytes = front.smallest_bytes();
+  front.proved.push_back({std::numeric_limits<int64_t>::min(), least_bytes - 1});
+  int64_t states_left = max_time_states;
+  for (int64_t budget_bytes = kNoLimit; budget_bytes >= least_bytes;) {
+    const auto known = find_within(front.plans, budget_bytes);
+    const bool is_known = known != front.plans.end();
+    const int64_t known_bytes = is_known ? known->peak_bytes : least_bytes;
+    const std::optional<Schedule> faster =
+        exhaustive.find_faster(budget_bytes, is_known ? known->time_ns : kNoLimit, states_left - states_left / 2);
+    states_left -= exhaustive.state_count();
+    if (exhaustive.limit_reached()) {
+      front.limit_reached = true;
+      if (!is_known || states_left <= 0) break;
+      budget_bytes = std::min(known_bytes, budget_bytes - 1);
+      continue;
+    }
+    const int64_t reached_bytes = faster ? add(*faster) : known_bytes;
+    HEADROOM_ASSERT(reached_bytes <= budget_bytes);
+    front.proved.push_back({reached_bytes, budget_bytes});
+    budget_bytes = reached_bytes - 1;
   }
 }
 
@@ -176,19 +189,29 @@ void make_exact(const FlatGraph& flat, int64_t max_states, AutoFront& front) {
 
 AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
   AutoFront front;
-  const bool is_exact = is_small(problem.graph, limits.effort);
-  if (is_exact) {
-    // The smallest need no search.
+  const bool is_small = is_exhaustible(problem.graph);
+  if (is_small && limits.effort == Effort::kHigh) {
+    PlanLimits normal = limits;
+    normal.effort = Effort::kNormal;
+    front = make_auto_front(problem, flat, normal);
+    if (!front.limit_reached) return front;
+  } else if (is_small) {
+    // The smallest need no search for plans.
     front.plans.push_back(judge(flat, store_all(problem.graph)));
-    make_exact(flat, std::min(limits.max_states, kFewStates), front);
-    if (front.exact_from_bytes == std::numeric_limits<int64_t>::min()) return front;
+    const int64_t max_states = std::min(limits.max_states, kFewStates);
+    make_exact(flat, max_states, max_states, front);
+    if (!front.limit_reached) return front;
   }
-  front = {};
+  const Front exact_plans = std::move(front.plans);
   front.lower = search_fronts(problem, flat, limits);
-  front.plans = std::move(front.lower.back());
-  front.lower.pop_back();
   front.targets = level_targets(problem.base_peak_bytes, 0);
-  if (is_exact) make_exact(flat, limits.max_states, front);
+  front.plans = front.lower.back();
+  // What is between plans of the search counts beside those of `exhaustive` too.
+  if (!is_small) front.lower.pop_back();
+  std::ranges::copy(exact_plans, std::back_inserter(front.plans));
+  front.plans = undominated(std::move(front.plans));
+  if (is_small && limits.effort != Effort::kLow)
+    make_exact(flat, limits.max_states, max_time_states(problem.graph, limits), front);
   return front;
 }
 
@@ -205,6 +228,12 @@ Schedule store_all_in_place(const Graph& graph) {
   Timeline timeline(flat);
   timeline.assign(runs_of(store_all(graph)));
   return timeline.schedule();
+}
+
+bool AutoFront::is_proved(int64_t budget_bytes) const {
+  return std::ranges::any_of(proved, [&](const BudgetRange& range) {
+    return range.least_bytes <= budget_bytes && budget_bytes <= range.most_bytes;
+  });
 }
 
 namespace {
@@ -224,7 +253,7 @@ bool are_same_around(const Front& one, const Front& other, int64_t budget_bytes)
 }  // namespace
 
 std::optional<JudgedRuns> pick_within(const FlatGraph& flat, const AutoFront& front, int64_t budget_bytes) {
-  if (budget_bytes >= front.exact_from_bytes) {
+  if (front.is_proved(budget_bytes)) {
     const auto within = find_within(front.plans, budget_bytes);
     return within == front.plans.end() ? std::nullopt : std::optional(*within);
   }
@@ -248,7 +277,7 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
   const FlatGraph flat(problem.graph);
   const std::shared_ptr<const AutoFront> made = problem.fronts->get(problem, flat, request.limits);
   const AutoFront& front = *made;
-  const bool is_exact = budget_bytes >= front.exact_from_bytes;
+  const bool is_exact = front.is_proved(budget_bytes);
   const PlanStatus open = front.limit_reached ? PlanStatus::kTimeout : PlanStatus::kNotFound;
   PlanResult result;
   result.smallest_budget_bytes = front.smallest_bytes();

@@ -24,7 +24,7 @@ namespace headroom {
 ///    training (with the fastest of several producers), and the plan of the level above, brought down to it
 ///    (RunSearch::descend); the plans of least peak of `division-tree` and `peak-linear`, on chains one of `chain` for
 ///    every time that its tables have, and on graphs of at most 200 ops (2,000 at high effort) all of `lower-sets`, where
-///    they fit; on larger ones plans of few lower sets where nothing else is as fast. All of these are in the front too.
+///    they fit; on larger ones plans of few lower sets where all else is clearly slower. All of these are in the front too.
 /// 3. *Polish.* For each level, by turns with its neighbours' plans: some reruns are taken away, the peak is brought
 ///    back below the target with other choices, what is not needed is taken away; the better of before and after stays.
 ///    On more than 200 runs levels whose plan is within a ten-thousandth of the bound are left as they are, but at high
@@ -33,8 +33,11 @@ namespace headroom {
 /// 4. *Small graphs*, of at most 40 runs: every plan of the front becomes a level of its own, just below the peak of the
 ///    next, until nothing more is found; changes then add any runs anywhere too.
 /// 5. *In place.* Ops run over an input that dies there wherever they may: that is in all peaks above (Timeline).
-/// 6. *Exact where small.* On graphs of at most kMostExhaustiveValues values that are not resident (kMostAtHighEffort)
-///    `exhaustive` then goes through all budgets, from the largest down, with limits.max_states states for all of them.
+/// 6. *Exact where small.* On graphs that `exhaustive` takes it first finds the smallest peak, then goes through all
+///    budgets, from the largest down: before everything else with few states, which often proves all budgets, and, but at
+///    low effort, after the search, whose plans make it shorter. It has limits.max_states states for the smallest peak,
+///    as the planner `exhaustive` has, and for all budgets together as many again, on graphs of more than
+///    AutoLimits::kMostValuesInFull values AutoLimits::kMostStatesIfLarger below high effort.
 /// 7. *Deep networks*, of at least 1,000 ops and 32 equal blocks, but at high effort: 12 of the blocks stay (blocks.h), 1
 ///    to 6 are done for that graph, and its plans, and mixtures of neighbours, are those of the whole: every block does
 ///    as one of the 12. Where that is more than a hundredth above the bound, and below the least of them, 2 follows.
@@ -54,12 +57,18 @@ namespace headroom {
 /// What is proved is proved among schedules that keep the base order of first runs (exhaustive.h), as the plans do.
 /// kOptimal where the lower bound is met; kInfeasible where memory_bound() or `exhaustive` proved it or the budget is
 /// below what some op needs by itself; kTimeout, with the best plan found if any, where `exhaustive` was asked and
-/// reached its limit above the budget; else kFeasible or kNotFound. Needs a budget. More memory is never slower.
+/// proved nothing for the budget within its limit; else kFeasible or kNotFound. Needs a budget. More memory is never slower.
 struct AutoLimits {
-  static constexpr int64_t kMostExhaustiveValues = 20;
-  static constexpr int64_t kMostAtHighEffort = 28;
+  static constexpr int64_t kMostValuesInFull = 20;  ///< Values up to which `exhaustive` has limits.max_states states.
+  static constexpr int64_t kMostStatesIfLarger = 100'000;  ///< States on larger graphs, below high effort.
 };
 PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions& options = {});
+
+/// Both ends included.
+struct BudgetRange {
+  int64_t least_bytes;
+  int64_t most_bytes;
+};
 
 struct AutoFront {
   Front plans;
@@ -67,10 +76,11 @@ struct AutoFront {
   std::vector<Front> lower = {};
   /// level_targets(): plans for these are made between neighbours as well.
   std::vector<int64_t> targets = {};
-  /// From this budget on `exhaustive` has proved the front optimal, or that there is no plan; none: the largest number.
-  int64_t exact_from_bytes = std::numeric_limits<int64_t>::max();
-  bool limit_reached = false;  ///< of `exhaustive`, below that
+  /// Budgets for which `exhaustive` has proved the plan of `plans` optimal, or that there is no plan.
+  std::vector<BudgetRange> proved = {};
+  bool limit_reached = false;  ///< whether `exhaustive` was asked and could not prove all budgets
 
+  bool is_proved(int64_t budget_bytes) const;
   int64_t smallest_bytes() const;
 };
 

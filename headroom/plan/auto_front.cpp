@@ -1,15 +1,14 @@
 #include "headroom/plan/auto_front.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <iterator>
 #include <limits>
 #include <optional>
-#include <span>
 #include <utility>
 
 #include "headroom/core/simulate.h"
+#include "headroom/plan/auto_starts.h"
 #include "headroom/plan/bound.h"
 #include "headroom/plan/memory_bound.h"
 #include "headroom/plan/workers.h"
@@ -17,15 +16,10 @@
 namespace headroom {
 namespace {
 
-constexpr int kLevels = 40;                                              ///< down from plain training's peak, evenly
-constexpr int kBetween = 3;                                              ///< targets between two levels of short graphs
-constexpr int kMostMiddles = 30;                                         ///< made on the way to one budget
-constexpr int32_t kCarefulRunsPerMove = 100;                             ///< in polish, and near the smallest budget
-constexpr int64_t kFewReruns = 16;                                       ///< up to here each of them is changed
-constexpr int kMiddleTries = 24;                                         ///< so often
-constexpr int kHalvings = 5;                                             ///< below the last level that has a plan
-constexpr int kNoise = 60;                                               ///< percent
-constexpr std::array<size_t, 6> kMostInsertions = {1, 2, 4, 6, 12, 32};  ///< which is best differs: each in turn
+constexpr int kLevels = 40;                   ///< down from plain training's peak, evenly
+constexpr int kBetween = 3;                   ///< targets between two levels of short graphs
+constexpr int32_t kCarefulRunsPerMove = 100;  ///< in polish, and near the smallest budget
+constexpr int kHalvings = 5;                  ///< below the last level that has a plan
 /// Runs of plain training: from here on there are half as many levels, and from there on fewer starts for each.
 constexpr int64_t kManyRuns = 200;
 constexpr int64_t kFewRuns = 40;     ///< up to here every plan of the front is a level of its own in the end
@@ -39,7 +33,6 @@ constexpr int kMostAttempts = 40;          ///< at a level that does not come by
 constexpr int64_t kLowestPart = 50;        ///< a level is so small a part above the smallest peak
 constexpr int64_t kLowestShare = 6;        ///< which has a work of its own, so small a part of that of all others
 constexpr int kLowestRounds = 2;           ///< in so many rounds
-constexpr int kMostRuined = 12;            ///< reruns at a time
 constexpr int64_t kClose = 10000;          ///< a part of the time that is not worth more work
 constexpr int64_t kCloseIfPolished = 100;  ///< the same for starts that had their work elsewhere
 constexpr int64_t kSlowest = 8;            ///< times plain training, for starts
@@ -57,89 +50,6 @@ struct Level {
   const JudgedRuns& best() const { return plans.front(); }
 };
 
-bool is_better(const JudgedRuns& one, const JudgedRuns& other) {
-  return std::pair(one.time_ns, one.peak_bytes) < std::pair(other.time_ns, other.peak_bytes);
-}
-
-/// What a change may take on its way, before what is not needed is taken away.
-int64_t slightly_more(int64_t time_ns) {
-  int64_t sum_ns = 0;
-  return __builtin_add_overflow(time_ns, time_ns / 50, &sum_ns) ? time_ns : sum_ns;
-}
-
-/// Plain training with faster producers where values have several: each is tried in the place of a slower one, and stays
-/// where all that the step then needs, at the places that the ops have in the base order, takes less time. Empty where
-/// there is none.
-class FasterBase {
- public:
-  explicit FasterBase(const FlatGraph& flat) : flat_(flat), producer_(at(flat.value_count), -1) {
-    for (int32_t v = 0; v < flat.value_count; ++v)
-      if (!flat.producers(v).empty()) producer_[at(v)] = flat.producers(v).back();
-  }
-
-  std::vector<int32_t> find(const std::vector<int32_t>& base) {
-    std::vector<int32_t> best;
-    if (!flat_.has_alternatives) return best;
-    int64_t best_ns = time_of(base);
-    int64_t work = 0;
-    for (int32_t op = 0; op < flat_.op_count && work < kMostWork; ++op) {
-      const auto is_slower = [&](int32_t v) { return flat_.time_ns[at(producer_[at(v)])] > flat_.time_ns[at(op)]; };
-      if (!std::ranges::any_of(flat_.outputs(op), is_slower)) continue;
-      const std::vector<int32_t> before = producer_;
-      for (const int32_t v : flat_.outputs(op)) producer_[at(v)] = op;
-      std::vector<int32_t> runs = needed_runs();
-      work += flat_.op_count;
-      if (runs.empty() || time_of(runs) >= best_ns) {
-        producer_ = before;
-        continue;
-      }
-      best_ns = time_of(runs);
-      best = std::move(runs);
-    }
-    return best;
-  }
-
- private:
-  static constexpr int64_t kMostWork = 10'000'000;  ///< ops looked at
-
-  int64_t time_of(const std::vector<int32_t>& runs) const {
-    int64_t sum_ns = 0;
-    for (const int32_t op : runs)
-      if (__builtin_add_overflow(sum_ns, flat_.time_ns[at(op)], &sum_ns)) return std::numeric_limits<int64_t>::max();
-    return sum_ns;
-  }
-
-  /// The ops that the step's outputs need by producer_, in the base order; empty where that is none for them.
-  std::vector<int32_t> needed_runs() const {
-    std::vector<uint8_t> is_needed(at(flat_.op_count), 0);
-    std::vector<int32_t> open;
-    const auto need = [&](int32_t v) {
-      const int32_t op = producer_[at(v)];
-      if (is_needed[at(op)] == 0) open.push_back(op);
-      is_needed[at(op)] = 1;
-    };
-    for (const ValueId id : flat_.graph.outputs())
-      if (!flat_.graph.value(id).resident) need(static_cast<int32_t>(id));
-    while (!open.empty()) {
-      const int32_t op = open.back();
-      open.pop_back();
-      for (const int32_t u : flat_.inputs(op)) need(u);
-    }
-    std::vector<int32_t> runs;
-    std::vector<uint8_t> is_made(at(flat_.value_count), 0);
-    for (int32_t op = 0; op < flat_.op_count; ++op) {
-      if (is_needed[at(op)] == 0) continue;
-      if (!std::ranges::all_of(flat_.inputs(op), [&](int32_t u) { return is_made[at(u)] != 0; })) return {};
-      for (const int32_t v : flat_.outputs(op)) is_made[at(v)] = 1;
-      runs.push_back(op);
-    }
-    return runs;
-  }
-
-  const FlatGraph& flat_;
-  std::vector<int32_t> producer_;  ///< by value; -1: resident
-};
-
 class FrontBuilder {
  public:
   FrontBuilder(const FlatGraph& flat, const PlanLimits& limits)
@@ -151,7 +61,7 @@ class FrontBuilder {
     are_polished_ = starts.are_polished;
     search_.assign(base_);
     plain_ = search_.judged();
-    if (std::vector<int32_t> faster = FasterBase(flat_).find(base_); !faster.empty()) {
+    if (std::vector<int32_t> faster = faster_base(flat_, base_); !faster.empty()) {
       starts_.push_back(std::exchange(plain_, {}));
       base_ = std::move(faster);
       search_.assign(base_);
@@ -236,59 +146,6 @@ class FrontBuilder {
     if (!best || is_better(found, *best)) best = std::move(found);
   }
 
-  /// Plain training up to the moment that memory_bound() finds the hardest; of what was made before only what it keeps
-  /// is there then, and the rest is made again where it is read.
-  std::vector<int32_t> runs_around_cut(const MemoryBound& bound) const {
-    if (bound.moment.empty()) return {};
-    std::vector<uint8_t> is_there(at(flat_.value_count), 1);
-    std::vector<uint8_t> is_made(at(flat_.value_count), 0);
-    std::vector<int32_t> runs;
-    const auto add = [&](int32_t op) {
-      runs.push_back(op);
-      for (const int32_t v : flat_.outputs(op)) is_there[at(v)] = is_made[at(v)] = 1;
-    };
-    // Listed before the reader, so that no two ops wait for each other; -1: none can run, and the value stays instead.
-    const auto maker_for = [&](int32_t v, int32_t reader) {
-      const auto can_run = [&](int32_t op) {
-        return op < reader && std::ranges::all_of(flat_.inputs(op), [&](int32_t u) { return is_made[at(u)] != 0; });
-      };
-      const auto found = std::ranges::find_if(flat_.makers(v), can_run);
-      return found == flat_.makers(v).end() ? -1 : *found;
-    };
-    size_t position = 0;
-    for (; position < base_.size(); ++position) {
-      add(base_[position]);
-      if (std::ranges::find(bound.moment, static_cast<OpId>(base_[position])) != bound.moment.end()) break;
-    }
-    if (position == base_.size()) return {};
-    for (size_t i = 0; i < position; ++i)
-      for (const int32_t v : flat_.outputs(base_[i])) is_there[at(v)] = flat_.maker[at(v)] < 0 ? 1 : 0;
-    for (const ValueId id : bound.kept) is_there[index(id)] = 1;
-    for (const int32_t v : flat_.inputs(base_[position])) is_there[at(v)] = 1;
-    std::vector<int32_t> open;  // ops, each before those that it waits for
-    for (++position; position < base_.size(); ++position) {
-      open.assign(1, base_[position]);
-      while (!open.empty()) {
-        const int32_t op = open.back();
-        int32_t next = -1;
-        // What takes more with it first: a tape before its output.
-        for (const int32_t u : flat_.inputs(op)) {
-          const int32_t maker = is_there[at(u)] == 0 ? maker_for(u, op) : -1;
-          if (maker >= 0 && (next < 0 || flat_.outputs(maker).size() > flat_.outputs(next).size())) next = maker;
-        }
-        if (next >= 0) {
-          open.push_back(next);
-        } else {
-          add(op);
-          open.pop_back();
-        }
-      }
-    }
-    for (const ValueId id : flat_.graph.outputs())
-      if (!flat_.graph.value(id).resident && is_there[index(id)] == 0) return {};
-    return runs;
-  }
-
   /// Plans within a target, the best first: from the cut, and from plain training or the level above.
   std::vector<JudgedRuns> find_starts(int64_t target_bytes, const MemoryBound& bound) {
     std::optional<JudgedRuns> cut;
@@ -296,7 +153,7 @@ class FrontBuilder {
       if (start.peak_bytes <= target_bytes && (!cut || is_better(start, *cut))) cut = start;
     if (are_polished_ && cut && is_close(*cut, bound.time_ns)) return {std::move(*cut)};
     if (cut) try_start(std::vector(cut->runs), target_bytes, cut, {});
-    if (const std::vector<int32_t> runs = runs_around_cut(bound); !runs.empty()) {
+    if (const std::vector<int32_t> runs = runs_around_cut(flat_, base_, bound); !runs.empty()) {
       try_start(runs, target_bytes, cut, {6});
       if (is_short() || (!cut && !are_polished_)) try_start(runs, target_bytes, cut, {16});
     }
@@ -322,9 +179,10 @@ class FrontBuilder {
     for (int i = 0; std::ssize(base_) <= kTriedRuns && !best && !cut && i < kMostAttempts && search_.work() < end;
          ++i) {
       const bool from_above = i % 2 == 1 && !levels_.empty();
-      const size_t most_insertions = kMostInsertions[kMostInsertions.size() - 1 - at(i / 2) % kMostInsertions.size()];
+      const size_t most_insertions = RandomChanges::kMostInsertions[RandomChanges::kMostInsertions.size() - 1 -
+                                                                    at(i / 2) % RandomChanges::kMostInsertions.size()];
       try_start(from_above ? levels_.back().best().runs : base_, target_bytes, best,
-                {most_insertions, i < 2 ? 0 : kNoise, i % 4 >= 2});
+                {most_insertions, i < 2 ? 0 : RandomChanges::kNoise, i % 4 >= 2});
     }
     std::vector<JudgedRuns> plans;
     if (best) plans.push_back(std::move(*best));
@@ -348,8 +206,9 @@ class FrontBuilder {
     const MemoryBound bound = bounds_.within(target_bytes, is_short() ? 3 : 1);
     if (!bound.is_feasible) return false;
     std::vector<JudgedRuns> plans = find_starts(target_bytes, bound);
+    // The levels below start from this one, and from a coarse start they end slower unless it is clearly faster.
     if (std::optional<JudgedRuns> plan = find_coarse(target_bytes);
-        plan && (plans.empty() || is_better(*plan, plans[0])))
+        plan && (plans.empty() || slightly_more(plan->time_ns) < plans[0].time_ns))
       plans.insert(plans.begin(), std::move(*plan));
     const bool found = !plans.empty();
     if (found) levels_.push_back({target_bytes, bound.time_ns, std::move(plans)});
@@ -410,15 +269,15 @@ class FrontBuilder {
       search.assign(best.runs);
       search.remember();
       while (search.work() < end && !is_close(best, levels_[k].bound_ns)) {
-        const bool is_ruined = search.ruin(1 + static_cast<int>(search.random(kMostRuined)));
+        const bool is_ruined = search.ruin(1 + static_cast<int>(search.random(RandomChanges::kMostRuined)));
         if (is_tiny()) {
           search.insert_any(static_cast<int>(search.random(4)));
         } else if (!is_ruined) {
           break;
         }
         DescentOptions options;
-        options.most_insertions = kMostInsertions[search.random(kMostInsertions.size())];
-        options.noise = kNoise;
+        options.most_insertions = RandomChanges::kMostInsertions[search.random(RandomChanges::kMostInsertions.size())];
+        options.noise = RandomChanges::kNoise;
         options.early = search.random(3) == 0;
         options.anywhere = options.early && (is_tiny() || search.random(2) == 0);
         options.most_ns = slightly_more(best.time_ns);
@@ -497,9 +356,10 @@ class FrontBuilder {
       const int64_t target_bytes = starts_.front().peak_bytes - 1;
       search_.assign(starts_[search_.random(std::min<size_t>(starts_.size(), 3))].runs);
       search_.remember();
-      search_.ruin(1 + static_cast<int>(search_.random(kMostRuined)));
+      search_.ruin(1 + static_cast<int>(search_.random(RandomChanges::kMostRuined)));
       search_.insert_any(static_cast<int>(search_.random(5)));
-      DescentOptions options{kMostInsertions[search_.random(kMostInsertions.size())], kNoise, search_.random(2) == 0};
+      DescentOptions options{RandomChanges::kMostInsertions[search_.random(RandomChanges::kMostInsertions.size())],
+                             RandomChanges::kNoise, search_.random(2) == 0};
       options.anywhere = options.early;
       if (!search_.descend(target_bytes, options)) continue;
       search_.prune(target_bytes);
@@ -595,97 +455,6 @@ std::vector<int64_t> level_targets(int64_t most_bytes, int64_t least_bytes) {
     targets.push_back(target_bytes);
   }
   return targets;
-}
-
-Front undominated(std::vector<JudgedRuns> plans) {
-  std::ranges::stable_sort(plans, {}, [](const JudgedRuns& plan) { return std::pair(plan.peak_bytes, plan.time_ns); });
-  Front front;
-  for (JudgedRuns& plan : plans)
-    if (front.empty() || plan.time_ns < front.back().time_ns) front.push_back(std::move(plan));
-  return front;
-}
-
-namespace {
-
-/// Makes plans between two neighbours of a front by bisection.
-class Bisection {
- public:
-  Bisection(const FlatGraph& flat, const Front& front, const JudgedRuns& lowest)
-      : search_(flat), few_runs_(std::ssize(front.back().runs) + kFewReruns), least_bytes_(lowest.peak_bytes) {}
-
-  /// Adds to `found` a plan for each of some ascending budgets, which are at least lower's peak and below upper's.
-  /// `lower` is the plan for all budgets from its peak to `least_bytes`.
-  void find(const JudgedRuns& lower, int64_t least_bytes, const JudgedRuns& upper, int depth,
-            std::span<const int64_t> budgets, std::vector<JudgedRuns>& found) {
-    const int64_t target_bytes = least_bytes + (upper.peak_bytes - least_bytes) / 2;
-    const bool is_end = depth == kMostMiddles || target_bytes <= least_bytes;
-    const auto has_plan = [&](int64_t budget_bytes) { return is_end || budget_bytes <= lower.peak_bytes; };
-    const auto open = std::ranges::find_if_not(budgets, has_plan);
-    found.insert(found.end(), static_cast<size_t>(open - budgets.begin()), lower);
-    budgets = budgets.subspan(static_cast<size_t>(open - budgets.begin()));
-    if (budgets.empty()) return;
-    const JudgedRuns middle = make_middle(lower, target_bytes, upper);
-    const auto at_middle = std::ranges::lower_bound(budgets, middle.peak_bytes);
-    const auto above = std::ranges::lower_bound(budgets, std::max(target_bytes, middle.peak_bytes));
-    const auto part = [&](auto first, auto last) {
-      return budgets.subspan(static_cast<size_t>(first - budgets.begin()), static_cast<size_t>(last - first));
-    };
-    find(lower, least_bytes, middle, depth + 1, part(budgets.begin(), at_middle), found);
-    found.insert(found.end(), static_cast<size_t>(above - at_middle), middle);
-    find(middle, target_bytes, upper, depth + 1, part(above, budgets.end()), found);
-  }
-
- private:
-  /// The better of `lower`, without what need not run again within a target, and `upper` brought down to it; one that is
-  /// faster than `upper` is not taken. The least budget that one is found for counts as its peak.
-  JudgedRuns make_middle(const JudgedRuns& lower, int64_t target_bytes, const JudgedRuns& upper) {
-    JudgedRuns middle = lower;
-    const auto keep_better = [&] {
-      search_.prune(target_bytes);
-      JudgedRuns found = search_.judged();
-      found.peak_bytes = std::max(found.peak_bytes, least_bytes_);
-      if (is_better(found, middle) && found.time_ns >= upper.time_ns) middle = std::move(found);
-    };
-    search_.assign(lower.runs);
-    keep_better();
-    search_.assign(upper.runs);
-    if (search_.descend(target_bytes, {.most_ns = slightly_more(middle.time_ns)})) keep_better();
-    // Few reruns: which ones makes much of a difference, and tries are quick.
-    const bool has_few = std::ssize(middle.runs) <= few_runs_;
-    search_.seed(static_cast<uint64_t>(target_bytes));
-    for (int k = 0; has_few && k < kMiddleTries; ++k) {
-      search_.assign(middle.runs);
-      search_.remember();
-      if (!search_.ruin(1 + static_cast<int>(search_.random(kMostRuined)))) break;
-      const size_t most_insertions = kMostInsertions[search_.random(kMostInsertions.size())];
-      if (search_.descend(target_bytes, {most_insertions, kNoise, false, slightly_more(middle.time_ns)})) keep_better();
-    }
-    return middle;
-  }
-
-  RunSearch search_;
-  int64_t few_runs_;
-  int64_t least_bytes_;
-};
-
-}  // namespace
-
-std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes,
-                                      std::span<const int64_t> targets) {
-  const auto above =
-      std::ranges::partition_point(front, [&](const JudgedRuns& plan) { return plan.peak_bytes <= budget_bytes; });
-  if (above == front.begin()) return std::nullopt;
-  const JudgedRuns& lower = *std::prev(above);
-  if (above == front.end()) return lower;
-  std::vector<int64_t> budgets{budget_bytes};
-  std::ranges::copy_if(targets, std::back_inserter(budgets), [&](int64_t target_bytes) {
-    return lower.peak_bytes < target_bytes && target_bytes < above->peak_bytes;
-  });
-  std::ranges::sort(budgets);
-  std::vector<JudgedRuns> found{lower};
-  Bisection(flat, front, lower).find(lower, lower.peak_bytes, *above, 0, budgets, found);
-  std::erase_if(found, [&](const JudgedRuns& plan) { return plan.peak_bytes > budget_bytes; });
-  return *std::ranges::min_element(found, is_better);
 }
 
 std::vector<Front> search_fronts(const FlatGraph& flat, const SearchStarts& starts, const PlanLimits& limits) {

@@ -1,11 +1,9 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <span>
 #include <vector>
 
-#include "headroom/plan/auto_search.h"
+#include "headroom/plan/auto_between.h"
 #include "headroom/plan/plan.h"
 
 namespace headroom {
@@ -18,25 +16,10 @@ int64_t peak_lower_bound_bytes(const FlatGraph& flat);
 /// The peaks that plans are sought for, largest first: every fortieth of `most_bytes` that is above `least_bytes`.
 std::vector<int64_t> level_targets(int64_t most_bytes, int64_t least_bytes);
 
-/// Plans of which none beats another: smallest peak first, faster and faster.
-using Front = std::vector<JudgedRuns>;
-
-/// Those of some plans that no other beats.
-Front undominated(std::vector<JudgedRuns> plans);
-
-/// The plan of a front for a budget; none where its first takes more.
-///
-/// Between two neighbours of the front there are more plans: one for the budget in the middle, made from both, then one
-/// in the middle of each half, and so on. Only those on the way to `budget_bytes`, and to the `targets` between the same
-/// neighbours, are made, and the fastest of these within the budget is returned: it is no slower than the plan for any
-/// smaller target. One that is faster than the next above is not taken, so that more memory is never slower.
-std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes,
-                                      std::span<const int64_t> targets = {});
-
 /// What a search starts from besides plain training, as runs. All of these plans are in its front.
 struct SearchStarts {
   std::vector<std::vector<int32_t>> plans;
-  /// Plans that a level starts from only where they beat all others.
+  /// Plans that a level starts from only where they are clearly faster than all others.
   std::vector<std::vector<int32_t>> coarse;
   /// Whether `plans` are near the best for their peaks: the search then only brings them to its levels.
   bool are_polished = false;

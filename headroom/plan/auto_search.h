@@ -1,9 +1,11 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "headroom/plan/auto_timeline.h"
@@ -16,6 +18,25 @@ struct JudgedRuns {
   std::vector<int32_t> runs;
   int64_t peak_bytes = 0;
   int64_t time_ns = 0;
+};
+
+/// Returns whether a plan is faster than another, or as fast with a smaller peak.
+inline bool is_better(const JudgedRuns& one, const JudgedRuns& other) {
+  return std::pair(one.time_ns, one.peak_bytes) < std::pair(other.time_ns, other.peak_bytes);
+}
+
+/// Returns what a changed plan may take before prune(), where the plan that it is to beat takes `time_ns`.
+inline int64_t slightly_more(int64_t time_ns) {
+  int64_t sum_ns = 0;
+  return __builtin_add_overflow(time_ns, time_ns / 50, &sum_ns) ? time_ns : sum_ns;
+}
+
+/// Parameters of random changes to a plan.
+struct RandomChanges {
+  static constexpr int kNoise = 60;       ///< DescentOptions::noise
+  static constexpr int kMostRuined = 12;  ///< Reruns that ruin() takes away at a time.
+  /// DescentOptions::most_insertions: which is best differs between graphs, so each has its turn.
+  static constexpr std::array<size_t, 6> kMostInsertions = {1, 2, 4, 6, 12, 32};
 };
 
 struct DescentOptions {

@@ -89,14 +89,18 @@ class ExhaustiveSearch::Search {
       bytes_.push_back(graph.value(id).bytes);
     }
     outputs_ = mask_of(graph.outputs());
+    needed_inputs_.assign(fastest_ns_.size(), ~Mask{0});
     for (size_t i = 0; i < graph.ops().size(); ++i) {
       const Op& op = graph.ops()[i];
       OpMasks masks{mask_of(op.inputs), mask_of(op.outputs), mask_of(op.overwrites), 0};
       for (const ValueId id : op.outputs) masks.output_bytes += graph.value(id).bytes;
       if (masks.overwrites != 0) first_outputs_ |= mask_of(std::span(op.outputs).first(1));
       ops_.push_back(masks);
-      group_of_op_.push_back(number[static_cast<size_t>(groups.group_of_op[i])]);
+      const int group = number[static_cast<size_t>(groups.group_of_op[i])];
+      group_of_op_.push_back(group);
+      if (group >= 0) needed_inputs_[static_cast<size_t>(group)] &= masks.inputs;
     }
+    describe_producers(groups);
   }
 
   /// False: no schedule within the budget that costs less than `cost_limit`, or (timed_out()) none found.
@@ -111,10 +115,11 @@ class ExhaustiveSearch::Search {
     timed_out_ = false;
     reach(State{}, 0, kNone, Step::run(OpId{0}));
     while (!queue_.empty()) {
-      const auto [cost, number] = queue_.top();
+      const size_t number = queue_.top().second;
       queue_.pop();
       if (found_[number].done) continue;
       found_[number].done = true;
+      const int64_t cost = found_[number].cost;
       const State state = *found_[number].state;
       if (state.started == all_groups_ && (state.alive & outputs_) == outputs_) {
         goal_number_ = number;
@@ -129,6 +134,7 @@ class ExhaustiveSearch::Search {
     return false;
   }
 
+  int64_t resident_bytes() const { return graph_.resident_bytes(); }
   bool timed_out() const { return timed_out_; }
   int64_t state_count() const { return static_cast<int64_t>(found_.size()); }  ///< of the last run
   int64_t cost() const { return found_[goal_number_].cost; }
@@ -145,10 +151,33 @@ class ExhaustiveSearch::Search {
   struct Found {
     const State* state;
     int64_t cost;
+    int64_t rest;  ///< least_rest() of the state
     size_t previous;
     Step step;
     bool done;
   };
+
+  /// How a missing value can be made again.
+  struct Producers {
+    Mask inputs = ~Mask{0};  ///< of all of them
+    int64_t fastest_ns = std::numeric_limits<int64_t>::max();
+    int needed_group = kOptional;  ///< its bit in State::started
+    int group = 0;                 ///< among all groups
+  };
+
+  void describe_producers(const NeededGroups& groups) {
+    producers_.resize(values_.size());
+    for (size_t i = 0; i < ops_.size(); ++i) {
+      for (Mask rest = ops_[i].outputs; rest != 0; rest &= rest - 1) {
+        Producers& producers = producers_[static_cast<size_t>(std::countr_zero(rest))];
+        producers.inputs &= ops_[i].inputs;
+        producers.fastest_ns = std::min(producers.fastest_ns, graph_.ops()[i].time_ns);
+        producers.needed_group = group_of_op_[i];
+        producers.group = groups.group_of_op[i];
+      }
+    }
+    slowest_missing_ns_.resize(groups.ops.size(), 0);
+  }
 
   template <typename Ids>
   Mask mask_of(const Ids& ids) const {
@@ -171,6 +200,38 @@ class ExhaustiveSearch::Search {
         if ((op.outputs & useful) != 0) useful |= op.inputs;
     }
     return useful;
+  }
+
+  /// A lower bound on the cost of all that is to come, for the least time. What first runs and the end of the step read
+  /// must be alive then: of what has been made and is missing, and of what making that again reads and is missing too,
+  /// each group has to run once more, in the fastest way for the slowest of its values. No step takes more off this bound
+  /// than it costs, so that a state that is taken from the queue has its least cost.
+  int64_t least_rest(const State& state) {
+    if (goal_ == Goal::kLeastPeak) return 0;
+    const auto [entry, is_new] = needed_later_.try_emplace(state.started, outputs_);
+    if (is_new)
+      for (size_t g = 0; g < needed_inputs_.size(); ++g)
+        if ((state.started & bit(g)) == 0) entry->second |= needed_inputs_[g];
+    int64_t sum_ns = 0;
+    touched_groups_.clear();
+    Mask seen = state.alive;
+    for (Mask open = entry->second & ~seen; open != 0;) {
+      const Producers& producers = producers_[static_cast<size_t>(std::countr_zero(open))];
+      seen |= open & -open;
+      open &= open - 1;
+      if (producers.needed_group != kOptional &&
+          (state.started & bit(static_cast<size_t>(producers.needed_group))) == 0)
+        continue;
+      int64_t& slowest_ns = slowest_missing_ns_[static_cast<size_t>(producers.group)];
+      touched_groups_.push_back(producers.group);
+      if (producers.fastest_ns > slowest_ns) {
+        sum_ns = capped_sum(sum_ns, producers.fastest_ns - slowest_ns);
+        slowest_ns = producers.fastest_ns;
+      }
+      open |= producers.inputs & ~seen;
+    }
+    for (const int group : touched_groups_) slowest_missing_ns_[static_cast<size_t>(group)] = 0;
+    return sum_ns;
   }
 
   /// Of the needed group of an op; none for an op that only an alternative needs.
@@ -286,7 +347,7 @@ class ExhaustiveSearch::Search {
     if (cost >= cost_limit_) return;
     const auto [entry, is_new] = index_.try_emplace(state, found_.size());
     if (is_new) {
-      found_.push_back(Found{&entry->first, cost, previous, step, false});
+      found_.push_back(Found{&entry->first, cost, least_rest(state), previous, step, false});
     } else {
       Found& found = found_[entry->second];
       if (found.done || found.cost <= cost) return;
@@ -294,7 +355,8 @@ class ExhaustiveSearch::Search {
       found.previous = previous;
       found.step = step;
     }
-    queue_.emplace(cost, entry->second);
+    const int64_t least_cost = capped_sum(cost, found_[entry->second].rest);
+    if (least_cost < cost_limit_) queue_.emplace(least_cost, entry->second);
   }
 
   static constexpr int kOptional = -1;  ///< a group that is not needed: free at any time
@@ -313,7 +375,12 @@ class ExhaustiveSearch::Search {
   Mask first_outputs_ = 0;  ///< of ops that may run in place
   std::vector<OpMasks> ops_;
   std::vector<int> group_of_op_;
-  std::unordered_map<Mask, Mask> useful_;  ///< by State::started
+  std::vector<Mask> needed_inputs_;              ///< by needed group: what all of its ops read
+  std::vector<Producers> producers_;             ///< by value
+  std::unordered_map<Mask, Mask> useful_;        ///< by State::started
+  std::unordered_map<Mask, Mask> needed_later_;  ///< by State::started: what first runs to come and the end must have
+  std::vector<int64_t> slowest_missing_ns_;      ///< by group, 0 outside of least_rest()
+  std::vector<int> touched_groups_;              ///< of least_rest()
 
   Goal goal_ = Goal::kLeastTime;
   int64_t budget_ = 0;
@@ -330,23 +397,29 @@ namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
-void check_size(const Graph& graph) {
-  const auto refuse = [&](const std::string& why) {
-    throw NotApplicable("exhaustive: takes at most " + std::to_string(ExhaustiveLimits::kMostValues) +
-                        " values that are not resident and " + std::to_string(ExhaustiveLimits::kMostOps) +
-                        " ops, and no holder that is itself held; this graph has " + why);
-  };
+/// What of a graph is beyond the limits.
+std::optional<std::string> find_excess(const Graph& graph) {
   const auto values = std::ranges::count_if(graph.values(), [](const Value& value) { return !value.resident; });
-  if (static_cast<size_t>(values) > ExhaustiveLimits::kMostValues) refuse(std::to_string(values) + " values");
-  if (graph.ops().size() > ExhaustiveLimits::kMostOps) refuse(std::to_string(graph.ops().size()) + " ops");
+  if (static_cast<size_t>(values) > ExhaustiveLimits::kMostValues) return std::to_string(values) + " values";
+  if (graph.ops().size() > ExhaustiveLimits::kMostOps) return std::to_string(graph.ops().size()) + " ops";
   for (size_t v = 0; v < graph.values().size(); ++v)
     if (!graph.values()[v].holds.empty() && !graph.holders(value_id(v)).empty())
-      refuse("such a holder: value " + std::to_string(v));
+      return "such a holder: value " + std::to_string(v);
+  return std::nullopt;
+}
+
+void check_size(const Graph& graph) {
+  if (const std::optional<std::string> excess = find_excess(graph))
+    throw NotApplicable("exhaustive: takes at most " + std::to_string(ExhaustiveLimits::kMostValues) +
+                        " values that are not resident and " + std::to_string(ExhaustiveLimits::kMostOps) +
+                        " ops, and no holder that is itself held; this graph has " + *excess);
 }
 
 }  // namespace
 
-ExhaustiveSearch::ExhaustiveSearch(const Graph& graph, int64_t max_states) : states_left_(max_states) {
+bool is_exhaustible(const Graph& graph) { return !find_excess(graph); }
+
+ExhaustiveSearch::ExhaustiveSearch(const Graph& graph) {
   check_size(graph);
   least_ns_ = time_lower_bound_ns(graph);
   search_ = std::make_unique<Search>(graph);
@@ -354,13 +427,20 @@ ExhaustiveSearch::ExhaustiveSearch(const Graph& graph, int64_t max_states) : sta
 
 ExhaustiveSearch::~ExhaustiveSearch() = default;
 
-std::optional<Schedule> ExhaustiveSearch::find_faster(int64_t budget_bytes, int64_t time_ns) {
-  const bool is_found = search_->run(Goal::kLeastTime, budget_bytes, time_ns - least_ns_, states_left_);
-  states_left_ -= search_->state_count();
-  limit_reached_ = search_->timed_out();
-  if (!is_found) return std::nullopt;
+std::optional<Schedule> ExhaustiveSearch::find_faster(int64_t budget_bytes, int64_t time_ns, int64_t max_states) {
+  if (!search_->run(Goal::kLeastTime, budget_bytes, time_ns - least_ns_, max_states)) return std::nullopt;
   return search_->schedule();
 }
+
+std::optional<Schedule> ExhaustiveSearch::find_smaller(int64_t peak_bytes, int64_t max_states) {
+  const int64_t beside_resident_bytes = peak_bytes - search_->resident_bytes();
+  if (!search_->run(Goal::kLeastPeak, kUnlimited, beside_resident_bytes, max_states)) return std::nullopt;
+  return search_->schedule();
+}
+
+bool ExhaustiveSearch::limit_reached() const { return search_->timed_out(); }
+
+int64_t ExhaustiveSearch::state_count() const { return search_->state_count(); }
 
 PlanResult plan_exhaustive(const Graph& graph, const PlanRequest& request) {
   check_size(graph);

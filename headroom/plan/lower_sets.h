@@ -6,32 +6,11 @@
 #include <vector>
 
 #include "headroom/plan/forward_graph.h"
+#include "headroom/plan/lower_set_collection.h"
 #include "headroom/plan/plan.h"
 #include "headroom/plan/segments.h"
 
 namespace headroom {
-
-/// Sets of forward vertices that hold all predecessors of their members, fewest members first: from the empty set to
-/// all. For a set L, B(L) is its boundary: the members that a vertex outside reads.
-struct LowerSets {
-  int vertices = 0;
-  size_t words = 0;                        ///< of 64 bits for one set
-  std::vector<uint64_t> bits;              ///< set after set
-  std::vector<int64_t> size_bytes;         ///< M(L): sum over L
-  std::vector<int64_t> time_ns;            ///< T(L): sum over L
-  std::vector<int64_t> outside_bytes;      ///< of the readers of L outside, plus that of what else they read outside
-  std::vector<std::vector<int>> boundary;  ///< B(L)
-
-  int count() const { return static_cast<int>(size_bytes.size()); }
-  bool contains(int set, int vertex) const {
-    const auto word = static_cast<size_t>(set) * words + static_cast<size_t>(vertex) / 64;
-    return (bits[word] >> (vertex % 64) & 1) != 0;
-  }
-};
-
-/// All lower sets (`exact`), or the empty one, all, and for each vertex itself with its ancestors. At most `limit`
-/// sets, else NotApplicable. O(vertices * sets).
-LowerSets lower_sets(const ForwardGraph& forward, bool exact, int64_t limit);
 
 /// An increasing sequence of lower sets from the empty one to all, and what it costs.
 struct LowerSetSequence {

@@ -17,7 +17,7 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +58,7 @@ class Layout(NamedTuple):
 
     strides: list[int]
     bytes: int  # of its storage
+    dtype: str
 
 
 class Cost(NamedTuple):
@@ -272,11 +273,11 @@ def _layouts(made: Any, call: Call) -> list[Layout | None]:
         if not is_tensor(one) or not is_tensor(known):
             layouts.append(None)
             continue
-        found = Layout(_sizes(one.stride()), one.untyped_storage().nbytes())
+        found = Layout(_sizes(one.stride()), one.untyped_storage().nbytes(), str(one.dtype))
         strides = real_strides(known, call)
         is_same = all(size == 1 or a == b for size, a, b in zip(one.shape, found.strides, strides, strict=True))
         last = sum((size - 1) * stride for size, stride in zip(one.shape, strides, strict=True)) + 1
-        is_known = is_same and found.bytes <= last * known.element_size()
+        is_known = is_same and one.dtype is known.dtype and found.bytes <= last * known.element_size()
         layouts.append(None if one.numel() == 0 or is_known else found)
     return layouts if any(layouts) else []
 
@@ -383,40 +384,52 @@ def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
     fill_times(captured, cache)
 
 
-def _kinds(captured: Capture) -> list[tuple[Call, str]]:
-    """Returns the calls that take something, each with its kind."""
+def _kinds(captured: Capture) -> Iterator[tuple[Call, str]]:
+    """Gives the calls that take something, each with its kind, which may depend on what is known of those before."""
     computed = arithmetic()
-    calls = [call for call in captured.calls if call.values and not call.is_view]
-    return [(call, f"{kind_of(call, captured.constants)} {computed}") for call in calls]
+    for call in captured.calls:
+        if call.values and not call.is_view:
+            yield call, f"{kind_of(call, captured.constants)} {computed}"
 
 
 def fill_memory(captured: Capture, cache: CostCache, meter: _C.Meter) -> Counts:
     """Gives every call its workspace, and its results their layouts."""
     with unset_fake_temporarily(), torch.no_grad(), forked_random(captured.device):
         estimates: dict[str, Cost] = {}  # which are kept nowhere: the next measurement may succeed
-        kinds = _kinds(captured)
+        keys: set[str] = set()
         measured = 0
-        for call, key in kinds:
-            if key in cache.costs or key in estimates:
-                continue
-            if has_known_memory(call):
-                estimates[key] = Cost(None, 0)
-                continue
-            if call.has_effect:  # which a measurement must not have
-                estimates[key] = _estimate(call)
-                continue
-            try:
-                cache.costs[key] = _measure(call, captured.constants, captured.device, meter)
-                cache.is_changed = True
-                measured += 1
-            except Exception:  # An operator may raise anything, and may do so only here.
-                estimates[key] = _estimate(call)
-        cache.save()
-        for call, key in kinds:
+        for call, key in _kinds(captured):
+            keys.add(key)
+            if key not in cache.costs and key not in estimates:
+                if has_known_memory(call):
+                    estimates[key] = Cost(None, 0)
+                elif call.has_effect:  # which a measurement must not have
+                    estimates[key] = _estimate(call)
+                else:
+                    try:
+                        cache.costs[key] = _measure(call, captured.constants, captured.device, meter)
+                        cache.is_changed = True
+                        measured += 1
+                    except Exception:  # An operator may raise anything, and may do so only here.
+                        estimates[key] = _estimate(call)
             cost = cache.costs.get(key) or estimates[key]
             call.workspace_bytes = cost.workspace_bytes
             set_layouts(captured, call, [None if one is None else (one.strides, one.bytes) for one in cost.layouts])
-    return Counts(len({key for _, key in kinds}), measured)
+            _set_types(call, cost.layouts)
+        cache.save()
+    return Counts(len(keys), measured)
+
+
+def _set_types(call: Call, layouts: Sequence[Layout | None]) -> None:
+    """Has what reads a result know its real type, by which kernels are chosen."""
+    if not any(layouts) or not isinstance(call.node.meta.get("val"), (tuple, list)):
+        return
+    for user in call.node.users:
+        layout = layouts[user.args[1]] if user.target is operator.getitem and user.args[1] < len(layouts) else None
+        value = user.meta.get("val")
+        if layout is not None and is_tensor(value) and str(value.dtype) != layout.dtype:
+            with value.fake_mode:
+                user.meta["val"] = value.to(getattr(torch, layout.dtype.removeprefix("torch.")))
 
 
 def fill_times(captured: Capture, cache: CostCache, room_bytes: int | None = None) -> Counts:
@@ -424,7 +437,7 @@ def fill_times(captured: Capture, cache: CostCache, room_bytes: int | None = Non
     with unset_fake_temporarily(), torch.no_grad(), forked_random(captured.device):
         times: dict[str, int] = {}
         measured = 0
-        for call, key in (kinds := _kinds(captured)):
+        for call, key in (kinds := list(_kinds(captured))):
             if key in times:
                 continue
             cost = cache.costs.get(key)

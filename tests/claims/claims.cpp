@@ -22,6 +22,8 @@ struct Subject {
   bool is_monotone_at_limit = true;  ///< nor where a limit was reached there
 };
 
+constexpr int64_t kFewStates = 200;  ///< Most searches over all schedules reach this limit.
+
 /// Every planner, then variants of some. Threads do not change results, and one takes the least time here.
 std::vector<Subject> subjects() {
   std::vector<Subject> all;
@@ -37,8 +39,8 @@ std::vector<Subject> subjects() {
   for (const Planner& planner : planners()) add(std::string(planner.name), std::string(planner.name));
   add("auto at low effort", "auto").limits.effort = Effort::kLow;
   add("auto at high effort", "auto").limits.effort = Effort::kHigh;
-  add("auto with few states", "auto").limits.max_states = 20;
-  add("exhaustive with few states", "exhaustive").limits.max_states = 200;
+  add("auto with few states", "auto").limits.max_states = kFewStates;
+  add("exhaustive with few states", "exhaustive").limits.max_states = kFewStates;
   add("lower-sets of all lower sets", "lower-sets").options.exact = true;
   for (const char* name : {"even", "sqrt", "peak-cubic", "peak-linear"})
     add(std::string(name) + ", reentrant", name).options.reentrant = true;
@@ -90,6 +92,7 @@ class Checker {
     const auto named = [&](std::string_view name) { return *std::ranges::find(subjects_, name, &Subject::name); };
     for (const Subject& subject : subjects_)
       if (subject.planner->name != "auto") compare("auto-beaten", named("auto"), subject);
+    compare("auto-beaten", named("auto with few states"), named("exhaustive with few states"));
     compare("effort", named("auto"), named("auto at low effort"));
     compare("effort", named("auto at high effort"), named("auto"));
     return report_;
@@ -247,7 +250,11 @@ class Checker {
     for (const auto& [budget_bytes, plan] : plans_[other.name]) {
       const auto found = plans.find(budget_bytes);
       if (found == plans.end()) continue;
-      claim(other, name, is_as_good(found->second, plan),
+      const bool may_be_slower = name == "auto-beaten" && other.is_exact &&
+                                 found->second.result.status == PlanStatus::kTimeout &&
+                                 plan.result.status == PlanStatus::kOptimal;
+      const bool holds = may_be_slower ? found->second.time_ns.has_value() : is_as_good(found->second, plan);
+      claim(other, name, holds,
             [&, plan = plan] { return text_of(plan) + "; " + better.name + ": " + text_of(found->second); });
     }
   }

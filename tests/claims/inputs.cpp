@@ -98,8 +98,8 @@ GraphSpec wild_graph(Random& random) {
   return spec;
 }
 
-GraphSpec training_step(Random& random) {
-  GraphSpec spec = random_graph(random, {.forward_ops = static_cast<int>(random.number(3, 6))});
+GraphSpec training_step(Random& random, int64_t forward_ops) {
+  GraphSpec spec = random_graph(random, {.forward_ops = static_cast<int>(forward_ops)});
   const GraphSpec before = spec;
   while (random.chance(40)) {
     add_alternative(random, spec);
@@ -231,7 +231,9 @@ Input random_input(uint64_t seed) {
   Random random(seed);
   // Wild graphs have the most surprises and take the least time.
   if (seed % 16 == 0) return {{}, random_chain(random, static_cast<int>(random.number(1, 3)))};
-  if (seed % 32 == 1) return {training_step(random), {}};
+  if (seed % 32 == 1) return {training_step(random, random.number(3, 6)), {}};
+  if (seed % 128 == 100) return {training_step(random, random.number(7, 9)), {}};
+  if (seed % 128 == 36) return {{}, random_chain(random, static_cast<int>(random.number(4, 6)))};
   return {wild_graph(random), {}};
 }
 

@@ -62,7 +62,7 @@ TEST(Timeline, TakesNoMoreThanExhaustive) {
     const int64_t budget_bytes = make_problem(graph).base_peak_bytes * random.number(75, 99) / 100;
     std::optional<Schedule> schedule;
     try {
-      schedule = ExhaustiveSearch(graph, 10'000).find_faster(budget_bytes, std::numeric_limits<int64_t>::max());
+      schedule = ExhaustiveSearch(graph).find_faster(budget_bytes, std::numeric_limits<int64_t>::max(), 10'000);
     } catch (const NotApplicable&) {
       continue;
     }

@@ -92,7 +92,7 @@ def test_costs_on_disk_are_those_of_the_arithmetic_that_is_chosen() -> None:
 
 def test_layouts_are_kept_on_disk() -> None:
     cache = costs.CostCache(CPU)
-    cost = costs.Cost(5, 6, [None, costs.Layout([1, 2], 64)])
+    cost = costs.Cost(5, 6, [None, costs.Layout([1, 2], 64, "torch.float32")])
     cache.costs["one"] = cost
     cache.is_changed = True
     cache.save()
