@@ -346,7 +346,10 @@ class Step:
             budget = self.shape(rest).store_all_bytes
         else:
             rest = place.fair_rest(device_bytes - before_bytes)
-            budget = self.input_bytes + place.excess.subtract(device_bytes - before_bytes - place.over_bytes)
+            budget = self.input_bytes + place.excess.subtract(device_bytes - before_bytes)
+            if place.over_bytes > 0:  # At the worst the smallest plan runs: it may be over for a reason of its own.
+                smallest = self.shape(rest).smallest_bytes()
+                budget = min(budget, max(budget - place.over_bytes, smallest))
         now = self.chosen.get(place)
         if now is not None:
             if rest != now.rest and now.rest_fits != rest:
@@ -356,7 +359,7 @@ class Step:
             fits = now.peak_bytes is not None and now.peak_bytes <= budget
             if fits and not (has_more and now.recomputes()):
                 return now
-        outside = before_bytes - self.input_bytes + place.over_bytes
+        outside = before_bytes - self.input_bytes
         try:
             plan, op_step = self.plan(budget, rest, outside, place.excess)
         except BudgetError as error:

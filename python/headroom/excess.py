@@ -11,10 +11,15 @@ import torch
 # CUDA's caching allocator counts whole blocks, and does not split off a rest of up to 1 MiB, so that a step takes more
 # than the sum of its tensors. How much depends on what was allocated and freed before. The first share of a step's
 # bytes is set aside until that has been measured, the second afterwards.
-_ASSUMED_SHARE = 0.015
+_ASSUMED_SHARE = 0.025
 _VARIATION_SHARE = 0.003
 # Measured steps that count: what only a first step takes, such as a library's workspace, is forgotten.
 _COUNTED_STEPS = 2
+
+
+def assumed_bytes(allocated_bytes: int, device: torch.device) -> int:
+    """Returns what tensors of this size that are yet to be made may take on the device."""
+    return math.ceil(allocated_bytes * (1 + _ASSUMED_SHARE)) if counts_whole_blocks(device) else allocated_bytes
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -271,10 +272,15 @@ class Device:
         if predicted is not None:
             forward, backward = flight.forward_peak_bytes - predicted[0], backward_peak_bytes - predicted[1]
             place.excess.measure(max(forward, backward) - flight.before_bytes)
-        if flight.limit_bytes is not None and len(place.rests) > 1:
+        if place.step.settings.limit_bytes() is not None and len(place.rests) > 1:
             rest_peak_bytes = flight.after_bytes + flight.peak_bytes
             over = max(flight.forward_peak_bytes, rest_peak_bytes, backward_peak_bytes) - flight.limit_bytes
             place.over_bytes = max(place.over_bytes + over, 0)
+            if over > 0:
+                warnings.warn(
+                    f"headroom: {_C.format_bytes(over)} over the budget in this step; later plans leave that free",
+                    stacklevel=2,
+                )
 
     def _end_rest(self, flight: Flight, gradients: list[torch.Tensor | None]) -> bool:
         """Takes the flight off its stack, and learns what the rest of the step left. Returns whether graphs that were

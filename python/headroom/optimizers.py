@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from headroom import _C
+from headroom.excess import assumed_bytes
 
 
 class PendingState:
@@ -46,7 +47,8 @@ class PendingState:
         missing = self.expected_bytes - _state_bytes(optimizer)
         if missing <= 0:
             self.expected_bytes = 0
-        return max(missing, 0)
+            return 0
+        return assumed_bytes(missing, _parameters(optimizer)[0].device)
 
 
 def _nobody() -> None:

@@ -37,7 +37,7 @@ def test_the_largest_of_the_last_two_steps_counts() -> None:
 def test_blocks_have_slack_until_they_are_measured_and_some_afterwards() -> None:
     with mock.patch.object(excess, "counts_whole_blocks", return_value=True):
         slack = excess.Excess(CPU)
-    assert slack.add(1_000_000) == 1_015_000
+    assert slack.add(1_000_000) == 1_025_000
     slack.measure(2_000)
     assert slack.add(1_000_000) == 1_005_000
     for planned in (0, 1, 12_345, 10**10 + 7):  # a plan for what it was said to take is the same plan

@@ -129,7 +129,7 @@ def test_of_a_language_model_s_loss_only_logits_and_their_gradient_are_stored() 
     run = headroom.compile(loss, "0.96x", kernels="inductor", on_plan=told.append)
     assert train(model, run, []) <= told[-1].budget_bytes
     assert told[-1].measured_bytes == pytest.approx(told[-1].predicted_bytes, rel=0.01)
-    assert told[-1].compilations == 1
+    assert told[-1].compilations <= 2  # PyTorch's own partition, which might have fitted, and the plan
     logits_bytes = tokens.numel() * words * 4
     activation_bytes = tokens.numel() * width * 4
     assert told[-1].measured_bytes <= 2 * logits_bytes + 8 * activation_bytes
