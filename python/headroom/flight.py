@@ -15,14 +15,15 @@ What other stacks do on the device at the same time is not learned as part of a 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 
@@ -47,6 +48,28 @@ _MEASURED_STEPS = 2
 _SHARE_STEPS = 64
 
 
+Answer = TypeVar("Answer")
+
+
+def _asked_once(method: Callable[..., Answer]) -> Callable[..., Answer]:
+    """Keeps what a method of a place returns until something is learned.
+
+    Each asks several others of the graphs in it, so that the work would double with every graph in flight.
+    """
+
+    @functools.wraps(method)
+    def ask(place: Place, *arguments: float) -> Answer:
+        if place.answered_at != Place.learned:
+            place.answers.clear()
+            place.answered_at = Place.learned
+        key = (method.__name__, *arguments)
+        if key not in place.answers:
+            place.answers[key] = method(place, *arguments)
+        return place.answers[key]
+
+    return ask
+
+
 @dataclass(eq=False)
 class Place:
     """A graph behind those that are in flight when it is entered, and what is known of it there."""
@@ -62,6 +85,9 @@ class Place:
     crossed_at: int | None = None  # the forward whose backward came last while graphs in it were still in flight
     over_bytes: int = 0  # to leave free so that its steps, which were over their limit, keep to it
     excess: Excess = field(init=False)
+    answers: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # of methods, since something was learned last
+    answered_at: int = -1
+    learned: ClassVar[int] = 0  # how often something has been learned of any place
 
     def __post_init__(self) -> None:
         self.excess = Excess(self.step.captured.device)
@@ -78,6 +104,7 @@ class Place:
         left = max([rest.left_bytes for rest in self.rests], default=0)
         return Rest(peak, left, any(rest.is_held for rest in self.rests))
 
+    @_asked_once
     def rest(self, share: float) -> Rest:
         own = self.own_rest
         recent = self._recent_inner()
@@ -110,14 +137,17 @@ class Place:
         most = self.store_all_bytes() if share > 0 else 0
         return round((1 - share) * least + share * most)
 
+    @_asked_once
     def held_bytes(self, share: float) -> int:
         """What it and the graphs in it hold at most while they wait for their backwards."""
         inner = max([one.gap_bytes + one.held_bytes(1) for one in self._recent_inner()], default=0)
         return min(self.step.shape(self.rest(1)).held_bytes - self.step.input_bytes + inner, self.added_bytes(share))
 
+    @_asked_once
     def smallest_bytes(self) -> int:
         return self.excess.add(self.step.shape(self.rest(0)).smallest_bytes() - self.step.input_bytes)
 
+    @_asked_once
     def store_all_bytes(self) -> int:
         return self.excess.add(self.step.shape(self.rest(1)).store_all_bytes - self.step.input_bytes)
 
@@ -224,6 +254,7 @@ class Device:
                 place = root = self.roots.setdefault(step, Place(step))
                 root_before = before
             place.forwards += 1
+            Place.learned += 1
             device_bytes = step.settings.device_bytes(root_before, root)
             chosen = step.choose(place, before, device_bytes, is_inner=bool(outer))
             is_learning = place.is_learning(recomputes=chosen.recomputes(), plan_steps=chosen.steps)
@@ -246,6 +277,7 @@ class Device:
     def backward(self, flight: Flight, gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
         with self.lock:
             has_inner = self._end_rest(flight, gradients)
+            Place.learned += 1
             if flight.is_learning:
                 self.meter.reset_peak()
         results, is_held = flight.chosen.op_step.backward(flight.frame, gradients)
@@ -258,6 +290,7 @@ class Device:
                 rests.append(Rest(is_held=True))
             if flight.is_learning and flight.is_alone:
                 self._learn_excess(flight, peak, has_inner=has_inner)
+            Place.learned += 1
             self.resume()
         return results
 
