@@ -45,13 +45,11 @@ PLAIN_TOLERANCE = 0.01
 # Every so many models are trained with a loss outside as well.
 OUTSIDE_EVERY = 8
 
-# Models that Dynamo cuts at each layer in training, since it may be skipped. Masks are made in the first graph, so that
-# the others do not know what is in them, and each graph hands on one gradient of a tensor that it uses several times.
-CUT = ("bart", "bart, padded", "pegasus", "mbart", "whisper", "wav2vec2")
-
-# Models whose gradients tracing itself changes in their last bits: with backend="aot_eager" they differ from those of
-# plain PyTorch in the same way. They are compared with it.
-CHANGED_BY_TRACING = CUT
+# Models whose gradients tracing changes in their last bits, as each of them does with backend="aot_eager", with which
+# they are compared. Dynamo cuts them at each layer in training, since it may be skipped. Masks are made in the first
+# graph, so that the others do not know what is in them, and each graph hands on one gradient of a tensor that it uses
+# several times.
+CHANGED_BY_TRACING = ("bart", "bart, padded", "pegasus", "mbart", "whisper", "wav2vec2")
 
 # Models that take more memory at 1x than plain PyTorch, or call other attention kernels. In eager, transformers looks
 # at a mask among the inputs and drops it where it is all true; a traced step cannot.
