@@ -611,7 +611,4 @@ def compile_graph(
         )
     taken = 1e3 * (time.perf_counter() - start_s - partition_s)
     _log.info("compiling by AOTAutograd, without capture and measuring: %.0f ms", taken)
-    # They have histories, which keep real tensors of the numbers in the model. Nobody needs them any more.
-    for node in gm.graph.nodes:
-        node.meta.pop("example_value", None)
     return compiled

@@ -21,7 +21,7 @@ from headroom.aot import BudgetError, Options, Planned, Settings, Step, compile_
 from headroom.capture import Rest
 from headroom.entrance import NOTHING_CAPTURED, count_graph, watch_calls
 from headroom.excess import Excess
-from headroom.tracing import drop_full_masks
+from headroom.tracing import drop_full_masks, forget_numbers
 from headroom.unsupported import Unsupported, check_inputs, module_of, source_of
 
 __all__ = ["MemoryPlan", "compile", "max_batch", "plan"]
@@ -53,6 +53,7 @@ def _compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], settings: 
     _warn_of_recompile_limit()
     check_inputs(example_inputs)
     drop_full_masks(gm)
+    forget_numbers(gm)
     if settings.kernels == "inductor":
         from headroom.kernels import Kernels
 

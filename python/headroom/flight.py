@@ -21,11 +21,12 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from headroom import _C
 from headroom.capture import Rest
@@ -164,6 +165,25 @@ class Place:
         return self.rest(math.floor(share * _SHARE_STEPS) / _SHARE_STEPS)
 
 
+class Inputs:
+    """The storages of a forward's inputs.
+
+    A plan counts inputs as live for the whole step. Where it does not need one in backward, and nobody else does, that
+    one is freed in the rest of the step; by another plan it might not be.
+    """
+
+    def __init__(self, arguments: Iterable[object]) -> None:
+        tensors = [one for one in arguments if isinstance(one, torch.Tensor) and one.layout is torch.strided]
+        storages = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+        self._storages = [(StorageWeakRef(storage), storage.nbytes()) for storage in storages.values()]
+
+    def drop_freed(self) -> None:
+        self._storages = [(storage, size) for storage, size in self._storages if not storage.expired()]
+
+    def freed_bytes(self) -> int:
+        return sum(size for storage, size in self._storages if storage.expired())
+
+
 @dataclass(eq=False)
 class Flight:
     """One forward that waits for its backward."""
@@ -180,6 +200,7 @@ class Flight:
     root: Place
     is_alone: bool  # no other stack has run on the device since its forward
     is_learning: bool  # its step is to be measured
+    inputs: Inputs  # of its forward, that are alive after it
     is_watched: bool = False  # the peak since its forward, or since the last graph in it, is its rest's
     peak_bytes: int = 0  # of its rest, so far
 
@@ -263,12 +284,26 @@ class Device:
                 place.watches += 1
                 place.watched_at = place.forwards
                 self.meter.reset_peak()
+        inputs = Inputs(arguments if is_learning else ())
         outputs, frame = chosen.op_step.forward(arguments)
         with self.lock:
             peak = self.meter.peak_bytes() if is_learning else 0
             after = self.meter.current_bytes()
+            inputs.drop_freed()
             flight = Flight(
-                place, chosen, frame, stack, root_before, device_bytes, before, peak, after, root, is_alone, is_learning
+                place=place,
+                chosen=chosen,
+                frame=frame,
+                stack=stack,
+                root_before_bytes=root_before,
+                limit_bytes=device_bytes,
+                before_bytes=before,
+                forward_peak_bytes=peak,
+                after_bytes=after,
+                root=root,
+                is_alone=is_alone,
+                is_learning=is_learning,
+                inputs=inputs,
             )
             stack.push(flight)
             self.resume()
@@ -329,10 +364,11 @@ class Device:
         if not flight.is_alone:
             return bool(inner)
         given_bytes = _C.storage_bytes(gradients)
-        left = self.meter.current_bytes() - flight.after_bytes - given_bytes
+        freed_bytes = flight.inputs.freed_bytes()
+        left = self.meter.current_bytes() + freed_bytes - flight.after_bytes - given_bytes
         if inner:
             left -= inner[-1].after_bytes - flight.after_bytes
-        peak = max(flight.peak_bytes, left + given_bytes)
+        peak = max(flight.peak_bytes + freed_bytes, left + given_bytes)
         known = place.own_rest
         if flight.is_learning:
             place.rests.append(Rest(peak, max(left, 0)))

@@ -9,7 +9,8 @@ from operator import getitem
 import torch
 from torch import fx
 from torch._C import DispatchKey
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils import _pytree as pytree
 
 from headroom.rewrite import ancestors
 
@@ -54,6 +55,29 @@ def eager_kernels() -> Iterator[None]:
         for operator, key, kernel in removed:
             operator.py_kernels[key] = kernel
             operator._dispatch_cache.clear()
+
+
+def forget_numbers(gm: fx.GraphModule) -> None:
+    """Has the example values that Dynamo has written to nodes keep no real tensors of the numbers in the model.
+
+    They would do so, by their autograd histories and as constants, for as long as the compiled graph lives. Graphs
+    inside, as of checkpoints and of autograd functions, have such values too, and so have nodes that were erased: the
+    graph still knows their names.
+    """
+    for graph in [module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)]:
+        erased = [named for named in graph._graph_namespace._obj_to_name if isinstance(named, fx.Node)]
+        for node in (*graph.nodes, *erased):
+            if "example_value" in node.meta:
+                node.meta["example_value"] = pytree.tree_map_only(FakeTensor, _alone, node.meta["example_value"])
+
+
+def _alone(value: FakeTensor) -> FakeTensor:
+    """Returns a value that keeps no other tensors, with the same metadata."""
+    if value.grad_fn is None and value.constant is None:
+        return value
+    alone = value.detach()
+    alone.constant = None
+    return alone.requires_grad_(value.requires_grad)
 
 
 # Where transformers makes masks, and repeats the heads of keys and values beside a mask.

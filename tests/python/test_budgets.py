@@ -17,6 +17,7 @@ from headroom.aot import Settings  # noqa: E402
 from headroom.budgets import read_budget, read_bytes  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import headroom  # noqa: E402
 from headroom import aot  # noqa: E402
@@ -273,3 +274,45 @@ def test_numbers_that_a_model_makes_tensors_of_take_no_part_of_a_budget() -> Non
         assert all(map(torch.equal, found, expected))
         del found
         model.zero_grad()
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x / 0.9
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient / 0.9
+
+
+@pytest.mark.parametrize(
+    ("kind", "kernels"), [("unused", "eager"), ("checkpoint", "eager"), ("function", "eager"), ("unused", "inductor")]
+)
+def test_compilations_leave_no_numbers_behind(kind: str, kernels: str) -> None:
+    """Histories of Dynamo's example values keep them, also those of nodes that it erases and of graphs inside."""
+    layer = nn.Linear(16, 16)
+    x = torch.randn(64, 16)
+
+    def compiled() -> Any:
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            if kind == "checkpoint":
+                y = checkpoint(lambda x: layer(x).div(0.9).tanh(), x, use_reentrant=False)
+            elif kind == "function":
+                y = Scaled.apply(layer(x).div(0.9))
+            else:
+                y = layer(x).div(0.9)
+                y[:, 0]  # which nobody reads
+            return y.square().mean()
+
+        loss.__code__ = loss.__code__.replace()
+        return headroom.compile(loss, "1x", cache=False, kernels=kernels)
+
+    runs, left = [], []
+    for _ in range(3):
+        runs.append(compiled())
+        runs[-1](x).backward()
+        layer.zero_grad()
+        gc.collect()
+        left.append(headroom.current_bytes())
+    assert left[1:] == left[:1] * 2

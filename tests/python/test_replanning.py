@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
+from budgeted import places  # noqa: E402
 from torch import nn  # noqa: E402
 
 from headroom import aot, flight  # noqa: E402
@@ -139,3 +140,15 @@ def test_caches_of_plans_are_bounded() -> None:
     assert len(step.plans) <= aot._MOST_KEPT
     assert len(step.shapes) <= aot._MOST_KEPT
     assert trained.step() <= trained.budget
+
+
+def test_inputs_that_are_freed_after_forward_count_as_live() -> None:
+    """A plan that recomputes what is made of the mask keeps it, which one that stores everything does not."""
+    layer = nn.Linear(16, 16)
+    x = torch.randn(64, 16)
+    run = headroom.compile(lambda x, mask: (layer(x) * mask.float()).square().sum(), cache=False)
+    loss = run(x, torch.rand(64, 16) > 0.5)
+    kept = torch.zeros(1000)
+    loss.backward()
+    (place,) = places()
+    assert place.own_rest.left_bytes == kept.nbytes
