@@ -21,7 +21,7 @@ from torch._guards import TracingContext, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.graph import GraphLowering
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
@@ -78,23 +78,6 @@ def compile_static(gm: fx.GraphModule, fakes: Sequence[Any], *options: Any) -> C
     mode = next((one.fake_mode for one in fakes if is_tensor(one)), None)
     with compile_lock, tracing(TracingContext(mode)):
         return compile_fx(copy_of(gm), fakes, *options)
-
-
-def drop_histories(gm: fx.GraphModule) -> None:
-    """Replaces what is known of the graph's results by the same without histories and constants.
-
-    Those keep real tensors of the numbers in the model, for as long as the graph is kept.
-    """
-
-    def without_history(value: object) -> object:
-        if not isinstance(value, FakeTensor):
-            return value
-        with value.fake_mode, torch.no_grad():
-            return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
-
-    for node in gm.graph.nodes:
-        if node.op != "placeholder" and "example_value" in node.meta:
-            node.meta["example_value"] = pytree.tree_map(without_history, node.meta["example_value"])
 
 
 def make_fakes(arguments: Sequence[Any]) -> list[Any]:
@@ -230,7 +213,6 @@ class Kernels:
 
     def __init__(self, gm: fx.GraphModule, settings: Settings) -> None:
         _specialize([node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")])
-        drop_histories(gm)
         self.gm = gm
         self.settings = settings
         self.lock = threading.RLock()  # of what follows
