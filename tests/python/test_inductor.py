@@ -194,7 +194,7 @@ def test_what_the_plan_did_not_know_of_is_left_free_by_the_next(monkeypatch: pyt
 
 @pytest.mark.parametrize("budget", ["0.6x", "10x"], ids=["by a plan", "by PyTorch's own partition"])
 def test_what_was_compiled_before_is_in_inductor_s_cache(budget: str) -> None:
-    gradients = []
+    gradients, counts = [], []
     with fresh_inductor_cache():
         for expected in ("fxgraph_cache_miss", "fxgraph_cache_hit"):
             model, batch = make("gpt")
@@ -202,8 +202,11 @@ def test_what_was_compiled_before_is_in_inductor_s_cache(budget: str) -> None:
             train(model, headroom.compile(loss_of(model), budget, kernels="inductor"), batch)
             # PyTorch may put another in its place while it compiles.
             found = torch._dynamo.utils.counters["inductor"]
-            assert {one: count for one, count in found.items() if one.startswith("fxgraph_cache")} == {expected: 2}
+            caches = {one: count for one, count in found.items() if one.startswith("fxgraph_cache")}
+            assert list(caches) == [expected]
+            counts.append(caches[expected])  # of halves, of one trial or of several
             gradients.append([one.grad for one in model.parameters()])
+    assert counts[0] == counts[1] >= 2
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
