@@ -346,7 +346,7 @@ class Step:
             budget = self.shape(rest).store_all_bytes
         else:
             rest = place.fair_rest(device_bytes - before_bytes)
-            budget = self.input_bytes + place.excess.subtract(device_bytes - before_bytes)
+            budget = self.input_bytes + place.counted_excess().subtract(device_bytes - before_bytes)
             if place.over_bytes > 0:  # At the worst the smallest plan runs: it may be over for a reason of its own.
                 smallest = self.shape(rest).smallest_bytes()
                 budget = min(budget, max(budget - place.over_bytes, smallest))
@@ -361,13 +361,13 @@ class Step:
                 return now
         outside = before_bytes - self.input_bytes
         try:
-            plan, op_step = self.plan(budget, rest, outside, place.excess)
+            plan, op_step = self.plan(budget, rest, outside, place.counted_excess())
         except BudgetError as error:
             if not is_inner:
                 raise
             # Those in flight did not know of it; in the next step they leave it room.
             warnings.warn(f"headroom: over the budget in this step, until it is planned again: {error}", stacklevel=2)
-            plan, op_step = self.plan(self.shape(rest).smallest_bytes(), rest, outside, place.excess)
+            plan, op_step = self.plan(self.shape(rest).smallest_bytes(), rest, outside, place.counted_excess())
             return Chosen(plan, op_step, rest, rest, plan.peak_bytes, 0)
         now = self.chosen[place] = Chosen(plan, op_step, rest, rest, plan.peak_bytes, budget - rest.peak_bytes)
         if self.settings.on_plan is not None:

@@ -50,6 +50,7 @@ _SHARE_STEPS = 64
 
 
 Answer = TypeVar("Answer")
+_NO_EXCESS = Excess(torch.device("cpu"))
 
 
 def _asked_once(method: Callable[..., Answer]) -> Callable[..., Answer]:
@@ -92,6 +93,10 @@ class Place:
 
     def __post_init__(self) -> None:
         self.excess = Excess(self.step.captured.device)
+
+    def counted_excess(self) -> Excess:
+        """What to leave free of a budget. A share is of simulated bytes, of which no step takes more."""
+        return self.excess if self.step.settings.limit_bytes() is not None else _NO_EXCESS
 
     @property
     def gap_bytes(self) -> int:
@@ -146,11 +151,11 @@ class Place:
 
     @_asked_once
     def smallest_bytes(self) -> int:
-        return self.excess.add(self.step.shape(self.rest(0)).smallest_bytes() - self.step.input_bytes)
+        return self.counted_excess().add(self.step.shape(self.rest(0)).smallest_bytes() - self.step.input_bytes)
 
     @_asked_once
     def store_all_bytes(self) -> int:
-        return self.excess.add(self.step.shape(self.rest(1)).store_all_bytes - self.step.input_bytes)
+        return self.counted_excess().add(self.step.shape(self.rest(1)).store_all_bytes - self.step.input_bytes)
 
     def fair_rest(self, available_bytes: int) -> Rest:
         """The rest where this graph and those in it share that. Whatever fits the smallest plans fits so."""
