@@ -95,8 +95,8 @@ class Place:
         self.excess = Excess(self.step.captured.device)
 
     def counted_excess(self) -> Excess:
-        """What to leave free of a budget. A share is of simulated bytes, of which no step takes more."""
-        return self.excess if self.step.settings.limit_bytes() is not None else _NO_EXCESS
+        """What to leave free of a budget in bytes. A share is of simulated bytes: nothing is left free of it."""
+        return self.excess if isinstance(self.step.settings.budget, int) else _NO_EXCESS
 
     @property
     def gap_bytes(self) -> int:
@@ -345,7 +345,7 @@ class Device:
         if predicted is not None:
             forward, backward = flight.forward_peak_bytes - predicted[0], backward_peak_bytes - predicted[1]
             place.excess.measure(max(forward, backward) - flight.before_bytes)
-        if place.step.settings.limit_bytes() is not None and len(place.rests) > 1:
+        if isinstance(place.step.settings.budget, int) and len(place.rests) > 1:
             rest_peak_bytes = flight.after_bytes + flight.peak_bytes
             over = max(flight.forward_peak_bytes, rest_peak_bytes, backward_peak_bytes) - flight.limit_bytes
             place.over_bytes = max(place.over_bytes + over, 0)
