@@ -447,18 +447,19 @@ ACCUMULATES = -2
 
 
 class Rest(NamedTuple):
-    """What is done between a graph's forward and its backward, as one op: what it has at most, and what it leaves."""
+    """The part of a step outside of a graph: between its forward and its backward as one op, and after its backward."""
 
-    peak_bytes: int = 0  # the outputs' gradients and what is left included
-    left_bytes: int = 0  # beside the outputs' gradients
+    peak_bytes: int = 0  # between them, the outputs' gradients and what is left included
+    left_bytes: int = 0  # live from then on, beside the outputs' gradients
     is_held: bool = False  # somebody else holds the outputs' gradients to the end of backward
+    tail_bytes: int = 0  # allocated after the graph's backward, at the peak, beside what that returns
 
 
 def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) -> tuple[_C.Graph, list[int]]:  # noqa: B008
     """The graph that is planned, and the call of each op, or HANDS_ON or ACCUMULATES.
 
     The rest of the step reads the forward outputs and makes their gradients. The last op stands for what autograd
-    does with the gradients, if the graph `accumulates`: if the layouts of gradients are known.
+    does after the graph's backward, if the graph `accumulates`: if the layouts of gradients are known.
     """
     forward, backward = base_order(of)
     outputs = {of.value_of_tensor[one] for one in of.forward_outputs if one >= 0}
@@ -499,11 +500,11 @@ def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) ->
     effects = [call.values[0] for call in of.calls if call.has_effect]
     kept_values = [one for one in dict.fromkeys([*gradients, *held, *effects]) if not of.values[one].resident]
     kept_values += [*kept_outputs, left]
-    copies_bytes = _copied_gradients_bytes(of) if accumulates else 0
-    if copies_bytes > 0:
+    if accumulates:
         accumulated = left + 1
         reads = list(dict.fromkeys(gradients))
-        ops.append(("accumulate gradients", True, reads, [accumulated], 0, copies_bytes, False, []))
+        workspace = max(_copied_gradients_bytes(of), rest.tail_bytes)
+        ops.append(("accumulate gradients", True, reads, [accumulated], 0, workspace, False, []))
         call_of_op.append(ACCUMULATES)
         kept_values.append(accumulated)
     # All values keep their numbers: what no op reads or writes takes part as resident and of no size.
@@ -512,7 +513,7 @@ def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) ->
         values.append((name, size, resident, []) if number in used or resident else (name, 0, True, []))
     values += [(f"{of.values[value].name} as output", 0, False, [value]) for value in handed_on]
     values.append(("left by the rest of the step", rest.left_bytes, False, []))
-    if copies_bytes > 0:
+    if accumulates:
         values.append(("accumulated gradients", 0, False, []))
     return _C.Graph(of.name, values, ops, kept_values), call_of_op
 

@@ -108,7 +108,8 @@ class Place:
         """The rest but for the graphs in it."""
         peak = max([rest.peak_bytes for rest in self.rests], default=0)
         left = max([rest.left_bytes for rest in self.rests], default=0)
-        return Rest(peak, left, any(rest.is_held for rest in self.rests))
+        tail = max([rest.tail_bytes for rest in self.rests], default=0)
+        return Rest(peak, left, any(rest.is_held for rest in self.rests), tail)
 
     @_asked_once
     def rest(self, share: float) -> Rest:
@@ -118,7 +119,7 @@ class Place:
         left = own.left_bytes
         if self.crossed_at is not None and self.crossed_at + _REMEMBERED_STEPS >= self.forwards:
             left += max([one.gap_bytes + one.held_bytes(share) for one in recent], default=0)
-        return Rest(max(own.peak_bytes, inner, left), left, own.is_held)
+        return own._replace(peak_bytes=max(own.peak_bytes, inner, left), left_bytes=left)
 
     def _recent_inner(self) -> list[Place]:
         return [one for one in self.inner.values() if one.seen_at + _REMEMBERED_STEPS >= self.forwards]
@@ -239,6 +240,7 @@ class Device:
         self.lock = threading.RLock()
         self.stacks: dict[tuple[int, int], Stack] = {}  # by thread and Settings object, while they have flights
         self.roots: weakref.WeakKeyDictionary[Step, Place] = weakref.WeakKeyDictionary()
+        self.tail_of: Flight | None = None  # the flight after whose backward the peak is being measured
 
     def stack_of(self, step: Step) -> Stack:
         """This thread's stack of the step's model. Those of others without flights are forgotten."""
@@ -248,6 +250,7 @@ class Device:
 
     def pause(self) -> None:
         """From here on the peak is no longer that of a flight's rest."""
+        self.tail_of = None
         for flight in self._flights():
             if flight.is_watched:
                 flight.peak_bytes = max(flight.peak_bytes, self.meter.peak_bytes() - flight.after_bytes)
@@ -330,9 +333,28 @@ class Device:
                 rests.append(Rest(is_held=True))
             if flight.is_learning and flight.is_alone:
                 self._learn_excess(flight, peak, has_inner=has_inner)
+                self._begin_tail(flight)
             Place.learned += 1
             self.resume()
         return results
+
+    def _begin_tail(self, flight: Flight) -> None:
+        """Measures what autograd takes from here to the end of its backward, where no other graph is in flight."""
+        if self._flights():
+            return
+        self.tail_of = flight
+        self.meter.reset_peak()
+        end_bytes = self.meter.current_bytes()
+
+        def end_tail() -> None:
+            with self.lock:
+                if self.tail_of is flight:
+                    tail = self.meter.peak_bytes() - end_bytes
+                    flight.place.rests[-1] = flight.place.rests[-1]._replace(tail_bytes=tail)
+                    self.tail_of = None
+                    Place.learned += 1
+
+        torch.autograd.Variable._execution_engine.queue_callback(end_tail)
 
     def _learn_excess(self, flight: Flight, backward_peak_bytes: int, *, has_inner: bool) -> None:
         """Learns what a flight took beyond what its plan predicts beside the rest that there was, and beyond its limit.
@@ -378,7 +400,8 @@ class Device:
         if flight.is_learning:
             place.rests.append(Rest(peak, max(left, 0)))
         elif left > known.left_bytes or peak > known.peak_bytes:
-            place.rests.append(Rest(max(peak, known.peak_bytes), max(left, known.left_bytes), known.is_held))
+            peak, left = max(peak, known.peak_bytes), max(left, known.left_bytes)
+            place.rests.append(known._replace(peak_bytes=peak, left_bytes=left))
         return bool(inner)
 
     def _flights(self) -> list[Flight]:
