@@ -106,6 +106,7 @@ class Runner:
     def result(self) -> Result:
         torch._dynamo.reset()
         gc.collect()  # What is freed in the middle of a run would change what it adds.
+        gc.freeze()  # Later collections need not look at what earlier programs have left.
         try:
             plain, plain_left = self.run(lambda function: function)
         except Exception as error:
