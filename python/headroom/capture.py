@@ -547,14 +547,14 @@ def _copied_gradients_bytes(of: Capture) -> int:
 
 
 def set_layouts(of: Capture, call: Call, layouts: Sequence[tuple[list[int], int] | None]) -> None:
-    """Takes note of results of a call with other strides and larger storages than tracing knows."""
+    """Takes note of results of a call with other strides or storages than tracing knows."""
     for made, layout in zip(call.makes, layouts, strict=False):
         if made < 0 or layout is None:
             continue
         call.strides[made], size = layout
         value = of.value_of_tensor[made]
-        if value in call.values and size > of.values[value].bytes:
-            of.values[value] = of.values[value]._replace(bytes=size)
+        if value in call.values:
+            of.values[value] = of.values[value]._replace(bytes=_C.allocated_bytes(size, of.device))
 
 
 def real_strides(value: torch.Tensor, call: Call | None) -> list[int]:

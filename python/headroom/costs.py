@@ -48,6 +48,7 @@ from headroom.elementwise import (
     sample_kind,
     sample_size,
 )
+from headroom.real_types import RealTypes
 
 # Changes with what is measured here, and how.
 _VERSION = 4
@@ -384,10 +385,12 @@ def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
     fill_times(captured, cache)
 
 
-def _kinds(captured: Capture) -> Iterator[tuple[Call, str]]:
+def _kinds(captured: Capture, types: RealTypes | None = None) -> Iterator[tuple[Call, str]]:
     """Gives the calls that take something, each with its kind, which may depend on what is known of those before."""
     computed = arithmetic()
     for call in captured.calls:
+        if types is not None:
+            types.infer(call)
         if call.values and not call.is_view:
             yield call, f"{kind_of(call, captured.constants)} {computed}"
 
@@ -398,7 +401,8 @@ def fill_memory(captured: Capture, cache: CostCache, meter: _C.Meter) -> Counts:
         estimates: dict[str, Cost] = {}  # which are kept nowhere: the next measurement may succeed
         keys: set[str] = set()
         measured = 0
-        for call, key in _kinds(captured):
+        types = RealTypes(captured)
+        for call, key in _kinds(captured, types):
             keys.add(key)
             if key not in cache.costs and key not in estimates:
                 if has_known_memory(call):
@@ -414,22 +418,14 @@ def fill_memory(captured: Capture, cache: CostCache, meter: _C.Meter) -> Counts:
                         estimates[key] = _estimate(call)
             cost = cache.costs.get(key) or estimates[key]
             call.workspace_bytes = cost.workspace_bytes
+            types.set(call, [None if one is None else _dtype(one) for one in cost.layouts])
             set_layouts(captured, call, [None if one is None else (one.strides, one.bytes) for one in cost.layouts])
-            _set_types(call, cost.layouts)
         cache.save()
     return Counts(len(keys), measured)
 
 
-def _set_types(call: Call, layouts: Sequence[Layout | None]) -> None:
-    """Has what reads a result know its real type, by which kernels are chosen."""
-    if not any(layouts) or not isinstance(call.node.meta.get("val"), (tuple, list)):
-        return
-    for user in call.node.users:
-        layout = layouts[user.args[1]] if user.target is operator.getitem and user.args[1] < len(layouts) else None
-        value = user.meta.get("val")
-        if layout is not None and is_tensor(value) and str(value.dtype) != layout.dtype:
-            with value.fake_mode:
-                user.meta["val"] = value.to(getattr(torch, layout.dtype.removeprefix("torch.")))
+def _dtype(layout: Layout) -> torch.dtype:
+    return getattr(torch, layout.dtype.removeprefix("torch."))
 
 
 def fill_times(captured: Capture, cache: CostCache, room_bytes: int | None = None) -> Counts:
