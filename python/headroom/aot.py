@@ -416,6 +416,10 @@ class Chosen:
 def make_calls(captured: Capture) -> list[_C.OpCall]:
     calls = []
     for call in captured.calls:
+# Where a kernel lays out its result otherwise than tracing knows, what is traced as a view may need a copy.
+_RESHAPES = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+
+
         node = call.node
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             calls.append(_python_call(captured, call))
@@ -428,6 +432,8 @@ def make_calls(captured: Capture) -> list[_C.OpCall]:
         with located(node):
             calls.append(_C.make_call(*name, arguments, call.makes, call.draws, in_place, place_of(node)))
     return calls
+        if node.target in _RESHAPES:
+            name = ("aten::reshape", "")
 
 
 def _argument(captured: Capture, updated: Sequence[fx.Node], node: fx.Node) -> object:

@@ -41,6 +41,23 @@ def test_dropout_of_a_transposed_tensor() -> None:
     assert torch.equal(function(x), expected)
 
 
+@pytest.mark.parametrize("budget", ["1x", "0.95x"])
+def test_views_of_results_that_kernels_lay_out_otherwise(budget: str) -> None:
+    """On the CPU, a batch norm of a transposed bf16 tensor is contiguous; tracing says that it is transposed."""
+    weight, bias = (torch.rand(16, requires_grad=True) for _ in range(2))
+    x = torch.randn(32, 16, dtype=torch.bfloat16, requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        rows = x.sin().view(16, 32).t()
+        rows = functional.batch_norm(rows, None, None, weight, bias, training=True)
+        return rows.t().reshape(-1).sigmoid().float().square().sum()
+
+    wanted = [x, weight, bias]
+    expected = torch.autograd.grad(function(x), wanted)
+    found = torch.autograd.grad(headroom.compile(function, budget)(x), wanted)
+    assert all(torch.equal(one, two) for one, two in zip(expected, found, strict=True))
+
+
 INTERPOLATIONS = [
     ("linear", (2, 3, 8)),
     ("bilinear", (2, 3, 8, 8)),
