@@ -207,7 +207,6 @@ class Flight:
     is_alone: bool  # no other stack has run on the device since its forward
     is_learning: bool  # its step is to be measured
     inputs: Inputs  # of its forward, that are alive after it
-    is_watched: bool = False  # the peak since its forward, or since the last graph in it, is its rest's
     peak_bytes: int = 0  # of its rest, so far
 
 
@@ -240,6 +239,7 @@ class Device:
         self.lock = threading.RLock()
         self.stacks: dict[tuple[int, int], Stack] = {}  # by thread and Settings object, while they have flights
         self.roots: weakref.WeakKeyDictionary[Step, Place] = weakref.WeakKeyDictionary()
+        self.watched: Stack | None = None  # since resume(), the peak is of the rest of its innermost flight
         self.tail_of: Flight | None = None  # the flight after whose backward the peak is being measured
 
     def stack_of(self, step: Step) -> Stack:
@@ -251,10 +251,11 @@ class Device:
     def pause(self) -> None:
         """From here on the peak is no longer that of a flight's rest."""
         self.tail_of = None
-        for flight in self._flights():
-            if flight.is_watched:
-                flight.peak_bytes = max(flight.peak_bytes, self.meter.peak_bytes() - flight.after_bytes)
-                flight.is_watched = False
+        flights = [] if self.watched is None else self.watched.flights()
+        self.watched = None
+        # Where the innermost one has been freed without a backward, the peak is that of the one around it.
+        if flights:
+            flights[-1].peak_bytes = max(flights[-1].peak_bytes, self.meter.peak_bytes() - flights[-1].after_bytes)
 
     def resume(self) -> None:
         """Watches the innermost flight, where there is one stack alone."""
@@ -263,7 +264,7 @@ class Device:
             return
         if flights[-1].is_alone and flights[-1].is_learning:
             self.meter.reset_peak()
-            flights[-1].is_watched = True
+            self.watched = flights[-1].stack
 
     def forward(self, step: Step, arguments: list[object]) -> tuple[list[torch.Tensor], Flight]:
         count_graph()
