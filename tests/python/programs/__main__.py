@@ -11,6 +11,9 @@ from typing import Any
 from programs.workers import examine_all
 
 
+PROGRESS_EVERY = 250
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
     def seeds(text: str) -> range:
         start, _, end = text.partition(":")
@@ -31,7 +34,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     counts: collections.Counter[Any] = collections.Counter()
-    for report in examine_all(iter(options.seeds), options):
+    for number, report in enumerate(examine_all(iter(options.seeds), options), 1):
+        if number % PROGRESS_EVERY == 0:
+            print(f"{number} of {len(options.seeds)} programs", file=sys.stderr, flush=True)
         counts[report.status] += 1
         counts["traced"] += report.is_traced_arithmetic
         if report.status == "failed":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,9 @@ class Rules:
     tolerance: float = 0.0  # as a share of the largest element; 0: the same bits
     may_refuse_change: bool = False  # to raise where the user changes a tensor, though plain PyTorch does not
     may_be_zeros: bool = False  # in the place of no gradient
+    noise: Mapping[tuple[int, str], float] = field(default_factory=dict)  # that values have anyway, by step and name
 
-    def is_same(self, expected: Any, found: Any, scale: float) -> bool:
+    def is_same(self, expected: Any, found: Any, scale: float, noise: float = 0.0) -> bool:
         """Returns whether two logged values agree; `scale` is the largest number that was logged in their step."""
         if expected is None and self.may_be_zeros:
             return found is None or not np.any(found)
@@ -65,7 +67,7 @@ class Rules:
         if self.tolerance == 0 or expected.dtype.kind != "f":
             return np.array_equal(expected, found, equal_nan=expected.dtype.kind == "f")
         # Gradients that are zero but for rounding have no scale of their own.
-        atol = self.tolerance * largest(expected) + 1e-6 + 1e-5 * scale
+        atol = self.tolerance * largest(expected) + 1e-6 + 1e-5 * scale + noise
         return np.allclose(expected, found, rtol=0, atol=atol, equal_nan=True)
 
 
@@ -92,9 +94,20 @@ def step_difference(expected: Log, found: Log, step: int, rules: Rules) -> Failu
         return Failure("value", f"step {step}: {[n for n, _ in left]} logged, found {[n for n, _ in right]}")
     scale = max([largest(value) for _, value in left], default=0.0)
     for (name, one), (_, two) in zip(left, right, strict=True):
-        if not rules.is_same(one, two, scale):
+        if not rules.is_same(one, two, scale, rules.noise.get((step, name), 0.0)):
             return Failure("value", f"step {step}: {name} is {describe(two)}, expected {describe(one)}")
     return None
+
+
+def noise_of(log: Log, precise: Log) -> dict[tuple[int, str], float]:
+    """Returns how far values are from those of the same program in a higher precision."""
+    known = {(step, name): value for step, name, value in precise.entries}
+    noise = {}
+    for step, name, value in log.entries:
+        other = known.get((step, name))
+        if isinstance(value, np.ndarray) and isinstance(other, np.ndarray) and value.shape == other.shape:
+            noise[step, name] = largest(value - other) if value.dtype.kind == other.dtype.kind == "f" else 0.0
+    return noise
 
 
 def difference(expected: Log, found: Log, rules: Rules, rounding: Rules) -> Failure | None:

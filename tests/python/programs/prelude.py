@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib  # noqa: F401
 import gc
 import threading  # noqa: F401  (some programs use it)
 from collections.abc import Callable

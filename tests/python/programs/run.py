@@ -19,7 +19,7 @@ import headroom
 from headroom import _C
 from programs import prelude
 from programs.budgets import Budgeted
-from programs.compare import ROUNDING, TRACED_ARITHMETIC, Failure, Rules, difference
+from programs.compare import ROUNDING, TRACED_ARITHMETIC, Failure, Rules, difference, noise_of
 from programs.program import Program
 
 # A program in which plain PyTorch raises one of these is meant to.
@@ -58,10 +58,12 @@ class Result:
     is_traced_arithmetic: bool = False  # tracing rounds differently from plain PyTorch
 
 
-def load(program: Program, device: str) -> Callable[[prelude.Compile, prelude.Log], None]:
+def load(program: Program, device: str, *, has_autocast: bool = True) -> Callable[[prelude.Compile, prelude.Log], None]:
     """Returns the function `program` of its source."""
     prelude.DEVICE = device
     source = program.source()
+    if not has_autocast:
+        source = source.replace("torch.autocast(DEVICE, torch.bfloat16)", "contextlib.nullcontext()")
     name = f"<program {program.seed}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     namespace = dict(vars(prelude))
@@ -216,6 +218,10 @@ class Runner:
         )
         close = replace(rules, tolerance=ROUNDING["bfloat16" if "autocast" in traits else "float32"])
         failure = difference(plain, log, rules, close)
+        if failure is not None and failure.kind == "value" and "autocast" in traits:
+            # A gradient that is zero but for rounding has no bits that count.
+            close = replace(close, noise=self.autocast_noise(plain))
+            failure = difference(plain, log, rules, close)
         if failure is None:
             return None
         is_rounding = failure.kind == "rounding" and traits & TRACED_ARITHMETIC.keys()
@@ -223,6 +229,12 @@ class Runner:
             return failure
         self.is_traced_arithmetic = True
         return None if store_all is None else difference(store_all, log, rules, close)
+
+    def autocast_noise(self, plain: prelude.Log) -> dict[tuple[int, str], float]:
+        """Returns how far autocast moves the values of the program."""
+        precise = prelude.Log()
+        load(self.program, self.options.device, has_autocast=False)(lambda function: function, precise)
+        return noise_of(plain, precise)
 
     def is_as_traced(self, log: prelude.Log, rules: Rules, close: Rules) -> bool:
         """Returns whether backend aot_eager gives the same bits, or raises in the same steps.
