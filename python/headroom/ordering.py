@@ -10,6 +10,7 @@ import torch
 from torch._inductor import custom_graph_pass, ir
 from torch._inductor.dependencies import WeakDep
 from torch._inductor.virtualized import V
+from torch.utils._ordered_set import OrderedSet
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -52,7 +53,7 @@ class KeepOrder(_Pass):
             if seen + SLACK < len(calls):
                 _depend(calls[seen + SLACK], node)
         scheduler.nodes = nodes
-        scheduler.compute_ancestors()
+        _compute_ancestors(nodes)
         return nodes
 
     def uuid(self) -> bytes:
@@ -71,7 +72,7 @@ class KeepDraws(_Pass):
         for earlier, later in itertools.pairwise(draws):
             _depend(later, earlier)
         if len(draws) > 1:
-            nodes[0].scheduler.compute_ancestors()
+            _compute_ancestors(nodes)
         return nodes
 
     def uuid(self) -> bytes:
@@ -119,5 +120,27 @@ def _depend(later: Any, earlier: Any) -> None:
     name = next(iter(earlier.get_buffer_names()), None)
     if name is None:
         return
-    for part in later.get_nodes():
+    parts = list(later.get_nodes())
+    for part in parts:
         part.add_fake_dep(WeakDep(name, mutating_buf=part.get_name(), is_fake=True))
+    if later not in parts:  # a group
+        later.unmet_dependencies.add(WeakDep(name, mutating_buf=parts[0].get_name(), is_fake=True))
+
+
+def _compute_ancestors(nodes: list[Any]) -> None:
+    """Does what Scheduler.compute_ancestors() does, also where nodes are groups.
+
+    Before kernels are fused that method fails on them. On a GPU the copies into one concatenation are a group.
+    """
+    ancestors_of: dict[str, OrderedSet[str]] = {}
+    for order, node in enumerate(nodes):
+        own = node.get_operation_names()
+        ancestors: OrderedSet[str] = OrderedSet()
+        for dependency in node.unmet_dependencies:
+            name = node.scheduler.name_to_buf[dependency.name].defining_op.get_name()
+            if name not in own:
+                ancestors.add(name)
+                ancestors |= ancestors_of[name]
+        ancestors_of.update(dict.fromkeys(own, ancestors))
+        node.ancestors = ancestors
+        node.min_order = node.max_order = order
