@@ -13,6 +13,10 @@ import torch
 # bytes is set aside until that has been measured, the second afterwards.
 _ASSUMED_SHARE = 0.025
 _VARIATION_SHARE = 0.003
+# What an error adds for that to the peak of a trial: where all else fails, a little more than necessary does not.
+_NAMED_SHARE = 0.01
+# The largest rest of a block above this size that CUDA's caching allocator does not split off.
+_UNSPLIT_BYTES = 1 << 20
 # Measured steps that count: what only a first step takes, such as a library's workspace, is forgotten.
 _COUNTED_STEPS = 2
 
@@ -20,6 +24,21 @@ _COUNTED_STEPS = 2
 def assumed_bytes(allocated_bytes: int, device: torch.device) -> int:
     """Returns what tensors of this size that are yet to be made may take on the device."""
     return math.ceil(allocated_bytes * (1 + _ASSUMED_SHARE)) if counts_whole_blocks(device) else allocated_bytes
+
+
+def block_slack_bytes(tensor_bytes: int, device: torch.device) -> int:
+    """Returns how much larger the block of one tensor may be than the tensor."""
+    return _UNSPLIT_BYTES if tensor_bytes > _UNSPLIT_BYTES and counts_whole_blocks(device) else 0
+
+
+def varied_bytes(measured_bytes: int, device: torch.device) -> int:
+    """Returns what a step may take that took so much when it was tried."""
+    return math.ceil(measured_bytes * (1 + _VARIATION_SHARE)) if counts_whole_blocks(device) else measured_bytes
+
+
+def named_bytes(measured_bytes: int, device: torch.device) -> int:
+    """Returns what to ask for so that a step is accepted that took so much when it was tried."""
+    return math.ceil(measured_bytes * (1 + _NAMED_SHARE)) if counts_whole_blocks(device) else measured_bytes
 
 
 @functools.cache
@@ -49,6 +68,15 @@ class Excess:
     def add(self, planned_bytes: int) -> int:
         """Returns what a step may really take that is planned to add so many bytes."""
         return math.ceil(planned_bytes * (1 + self._share())) + self.largest_bytes()
+
+    def name(self, planned_bytes: int) -> int:
+        """Returns what to ask for so that a step with this plan keeps to it, also once the excess is measured."""
+        share = 0.0 if self.measured_bytes or not self.has_slack else _VARIATION_SHARE
+        return self.add(planned_bytes) + math.ceil(share * planned_bytes)
+
+    def subtract_measured(self, available_bytes: int) -> int:
+        """Returns what a plan may add so that it is within what is available if it takes what it took before."""
+        return available_bytes - self.largest_bytes() if self.measured_bytes else self.subtract(available_bytes)
 
     def subtract(self, available_bytes: int) -> int:
         """Returns what a step may be planned to add, so that it really adds no more than is available."""

@@ -18,6 +18,7 @@ from headroom.aot import Settings, cost_cache
 from headroom.capture import Call, Capture, Rest, Unsupported, capture, concrete, is_tensor, make_graph
 from headroom.costs import CostCache, draw_time_ns, fill_costs, move_time_ns
 from headroom.emission import emit
+from headroom.excess import Excess, counts_whole_blocks
 from headroom.mutation import is_backward_write, is_forward_write, keep_what_forward_overwrites
 from headroom.own_partition import estimate_peak, saved_names
 
@@ -67,6 +68,9 @@ _SCALAR_BYTES = 512  # that a number takes at most, as allocators round it
 _MARGIN = 0.003
 # PyTorch's own partition is compiled and tried if its estimated peak is over the budget by this part at most.
 _ESTIMATE_ERROR = 0.07
+# Budgets up to this multiple of the smallest plan are first tried with that one: so far real peaks may be above
+# simulated ones there (a quarter in ConvNeXt-B on a GPU).
+_NEAR_SMALLEST = 1.25
 # What a loss outside of the graph has at most, as long as that is not known: some numbers, the gradients of the
 # results, and three times as much from which they are computed, as in the mean of squares. Cross entropy takes less.
 _ASSUMED_REST = 4
@@ -361,12 +365,14 @@ class Partitioner(CustomPartitionerFn):
         rest: Rest | None,
         *,
         by_plan: bool,
+        is_first: bool = False,
     ) -> None:
         self.settings = settings
         self.outside_bytes = outside_bytes
         self.excess_bytes = excess_bytes  # of real peaks over simulated ones; None: the smallest is wanted
         self.rest = rest  # of the step; None: not known
         self.by_plan = by_plan
+        self.is_first = is_first  # no plan of the step has been tried yet
         self.step: KernelStep | None = None
         self.schedule: _C.Schedule | None = None  # None: PyTorch's own partition
         self.resident_bytes = 0
@@ -374,6 +380,7 @@ class Partitioner(CustomPartitionerFn):
         self.simulated_bytes = 0  # by the schedule
         self.time_ns = 0
         self.is_smallest = False
+        self._aimed_bytes: int | None = None  # where the smallest plan is made though there may be room for others
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
@@ -388,6 +395,8 @@ class Partitioner(CustomPartitionerFn):
         self.resident_bytes = step.graph.resident_bytes()
         self.budget_bytes = self.settings.graph_budget(step.graph, step.store_all_bytes, self.outside_bytes)
         target = 0 if self.excess_bytes is None else self.budget_bytes - self.excess_bytes
+        if self.is_first:
+            target = self.resident_bytes + Excess(step.captured.device).subtract(target - self.resident_bytes)
         if not self.by_plan:
             halves = partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
             saved = saved_names(halves[0], count)
@@ -398,12 +407,30 @@ class Partitioner(CustomPartitionerFn):
                 self.simulated_bytes, self.time_ns = own_bytes, step.plain_time_ns
                 return halves
         target -= int(_MARGIN * (target - self.resident_bytes))
+        if self.is_first and counts_whole_blocks(step.captured.device) and self._is_near_smallest(target):
+            self._aimed_bytes, target = target - self.resident_bytes, 0
         plan = _C.make_plan(step.problem, self.settings.planner, max(target, 0), 0)
         if plan.schedule is None:
             self.is_smallest = True
             plan = _C.make_plan(step.problem, self.settings.planner, plan.smallest_budget_bytes, 0)
         self.schedule, self.simulated_bytes, self.time_ns = plan.schedule, plan.peak_bytes, plan.time_ns
         return emit(joint, step, plan.schedule)
+
+    def _is_near_smallest(self, target_bytes: int) -> bool:
+        """Whether the smallest plan is to be tried before others: its peak says whether the budget can be kept."""
+        smallest = self.smallest_bytes()
+        return smallest <= target_bytes - self.resident_bytes <= _NEAR_SMALLEST * smallest
+
+    def aimed_bytes(self) -> int:
+        """That the step was to add by the schedule, as far as is known."""
+        return self.planned_bytes() if self._aimed_bytes is None else self._aimed_bytes
+
+    def trial_bytes(self, left_bytes: int) -> int | None:
+        """That a trial may add after so much came to stay. None: no limit, as of the smallest plan, whose peak an error
+        names."""
+        if self.step is None or self.settings.budget is None or self.is_smallest:
+            return None
+        return self.allowed_bytes() - left_bytes
 
     def set_aside(self, left_bytes: int) -> None:
         """Counts what came to stay on the device meanwhile, such as libraries' workspaces, as outside the step."""

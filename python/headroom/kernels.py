@@ -29,6 +29,7 @@ from headroom import _C
 from headroom.aot import BudgetError, Planned, Settings, _specialize, meter_of, too_small
 from headroom.capture import Rest, is_tensor
 from headroom.entrance import count_graph
+from headroom.excess import named_bytes, varied_bytes
 from headroom.flight import unwatched
 from headroom.inductor import Partitioner, copy_of
 from headroom.ordering import KeepDraws, KeepOrder
@@ -48,8 +49,8 @@ _AS_PLANNED = {
 }
 
 
-def compiler_for(partitioner: Partitioner) -> Callable[..., Any]:
-    """Inductor's compilation of one half of a step.
+def compiler_for(partitioner: Partitioner, codes: list[Any]) -> Callable[..., Any]:
+    """Inductor's compilation of one half of a step, which adds what it compiles to `codes`.
 
     By a plan, what it stores is stored and nothing else, and convolutions that backward runs again are laid out as
     forward's are: Inductor decides by the graph whether they are to be channels-last, and few of them in a large
@@ -65,7 +66,8 @@ def compiler_for(partitioner: Partitioner) -> Callable[..., Any]:
         elif is_planned and gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
             options["layout_opt"] = is_channels_last
         with inductor_config.patch(_AS_PLANNED if is_planned else _PARTITIONED):
-            return compile_fx_inner(gm, inputs, **options)
+            codes.append(compile_fx_inner(gm, inputs, **options))
+        return codes[-1]
 
     return compile_one
 
@@ -127,7 +129,8 @@ class Chosen:
     def fits(self) -> bool:
         if self.partitioner is None or self.partitioner.settings.budget is None:
             return True
-        return self.peak_bytes(self.partitioner.rest) <= self.partitioner.allowed_bytes()
+        peak = varied_bytes(self.peak_bytes(self.partitioner.rest), self.partitioner.step.captured.device)
+        return self.trial.is_complete and peak <= self.partitioner.allowed_bytes()
 
     def recomputes(self) -> bool:
         by = self.partitioner
@@ -154,47 +157,64 @@ def choose(
         return Chosen(compile_static(gm, make_fakes(arguments)))
     trial_arguments = Arguments(arguments, find_changed(gm, make_fakes(arguments)))
     # The next plan is to fit at once: a trial that is over the budget is memory that the user sees.
-    excess_bytes = max([one.excess_bytes for one in tried if not one.is_own], default=0)
-    by_plan = any(one.is_own for one in tried)
+    complete = [one for one in tried if one.trial.is_complete and not one.is_own]
+    excess_bytes = max([one.excess_bytes for one in complete], default=None)
+    by_plan = _is_own_too_large(tried, settings, device)
     best: Chosen | None = None
     plans = trials = 0
     while True:
         trials += 1
         # The last one is for what takes least, where nothing else fits.
-        excess = excess_bytes if best is not None or plans + 1 < _MOST_TRIALS else None
-        partitioner = Partitioner(settings, outside_bytes(tensors, device), excess, rest, by_plan=by_plan)
+        expected_bytes = excess_bytes or 0
+        excess = expected_bytes if best is not None or plans + 1 < _MOST_TRIALS else None
+        outside = outside_bytes(tensors, device)
+        partitioner = Partitioner(settings, outside, excess, rest, by_plan=by_plan, is_first=excess_bytes is None)
         patches = {"custom_partitioner_fn": partitioner}
         before = meter_of(device).current_bytes()
+        codes: list[Any] = []
         # Without AOTAutograd's cache, which goes by the graph before the partition. Backward is compiled at once, and
         # not in the middle of the trial, where what compiling takes would come on top of saved tensors.
         with torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
-            compiled = compile_static(gm, make_fakes(arguments), compiler_for(partitioner), patches)
+            compiled = compile_static(gm, make_fakes(arguments), compiler_for(partitioner, codes), patches)
         left_by_compiling = meter_of(device).current_bytes() - before
-        trial = try_step(compiled, trial_arguments, device)
+        trial = try_step(compiled, trial_arguments, device, codes, partitioner.trial_bytes(left_by_compiling))
         if partitioner.step is None:
             return Chosen(compiled)
         partitioner.set_aside(left_by_compiling + trial.left_bytes)
-        found = Chosen(compiled, partitioner, trial, excess_bytes)
+        found = Chosen(compiled, partitioner, trial, expected_bytes)
         tried.append(found)
         peak = found.peak_bytes(partitioner.rest)
         by = "PyTorch's own partition" if found.is_own else f"a plan of {partitioner.planned_bytes()} bytes"
-        given = (by, peak, partitioner.allowed_bytes(), left_by_compiling, trial.left_bytes)
-        _log.info("%s took %d bytes of %d; %d stayed after compiling, %d after running", *given)
+        took = "took" if trial.is_complete else "was stopped at"
+        given = (by, took, peak, partitioner.allowed_bytes(), left_by_compiling, trial.left_bytes)
+        _log.info("%s %s %d bytes of %d; %d stayed after compiling, %d after running", *given)
         if found.fits() and (best is None or peak > best.peak_bytes(best.partitioner.rest)):
             best = found
+        if not trial.is_complete:
+            gc.collect()  # what its frames held
         if found.is_own:  # of which the simulation knows little
             if found.fits():
                 break
             by_plan = True
             continue
         plans += 1
-        is_close = peak >= _LOOSE * (partitioner.planned_bytes() + excess_bytes)
+        is_close = peak >= _LOOSE * (partitioner.aimed_bytes() + expected_bytes)
         if (found.fits() and (is_close or plans > 1)) or (best is not None and best is not found):
             break
         if plans == _MOST_TRIALS or (not found.fits() and partitioner.is_smallest):
             break
-        excess_bytes = found.excess_bytes
+        excess_bytes = found.excess_bytes if trial.is_complete else 2 * found.excess_bytes
     return replace(found if best is None else best, trials=trials)
+
+
+def _is_own_too_large(tried: Sequence[Chosen], settings: Settings, device: torch.device) -> bool:
+    """Whether PyTorch's own partition was tried and need not be compiled again: stopped trials say less."""
+    limit = settings.limit_bytes()
+    room = None if limit is None else limit - meter_of(device).current_bytes()
+    return any(
+        one.is_own and (one.trial.is_complete or room is None or room <= one.partitioner.allowed_bytes())
+        for one in tried
+    )
 
 
 # Steps after a plan in which the rest of the step is measured, and in how many at most. On a GPU that starts the
@@ -343,7 +363,7 @@ class Kernels:
         if limit is None or rest is None:
             return None
         room = limit - meter_of(device).current_bytes()
-        fitting = [one for one in self.tried if one.peak_bytes(rest) <= room]
+        fitting = [one for one in self.tried if one.trial.is_complete and one.peak_bytes(rest) <= room]
         best = min(fitting, key=lambda one: (not one.is_own, one.partitioner.time_ns), default=None)
         if best is None or not (best.is_own or best.peak_bytes(rest) >= _CLOSE * room):
             return None
@@ -354,7 +374,8 @@ class Kernels:
     def error(self) -> BudgetError:
         by = self.chosen.partitioner  # of the smallest plan: the last one that is tried
         # The results of a step are often there until the next one has made its own.
-        smallest = by.resident_bytes + self.chosen.peak_bytes(by.rest) + by.step.result_bytes
+        smallest = named_bytes(self.chosen.peak_bytes(by.rest), by.step.captured.device)
+        smallest += by.resident_bytes + by.step.result_bytes
         given = (self.settings, by.step.problem, by.step.graph, smallest, by.outside_bytes)
         return too_small(*given, rest_bytes=by.rest.peak_bytes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from headroom import _C
 from headroom.capture import is_tensor
+from headroom.excess import block_slack_bytes
 
 _hooks = torch._C._autograd
 
@@ -138,6 +140,69 @@ class Trial(NamedTuple):
     added_bytes: int = 0  # at its peak
     held_bytes: int = 0  # after forward
     left_bytes: int = 0  # after a first step, such as libraries' workspaces
+    is_complete: bool = True  # False: it was stopped before it was over its limit; added_bytes is a lower bound
+
+
+class _OverLimit(Exception):
+    """A buffer that would take a trial over its limit."""
+
+    def __init__(self, reached_bytes: int) -> None:
+        super().__init__(f"{reached_bytes} bytes")
+        self.reached_bytes = reached_bytes
+
+
+# The names by which Inductor's code calls the functions that allocate its buffers.
+_ALLOCATORS = ("empty_strided_cpu", "empty_strided_cuda")
+
+
+def _namespaces(codes: Sequence[object]) -> list[dict[str, Any]]:
+    """Returns the globals of the modules that Inductor wrote for compiled graphs, as far as they are found."""
+    pending = [getattr(code, "current_callable", None) for code in codes]
+    spaces: dict[int, dict[str, Any]] = {}
+    seen: set[int] = set()
+    while pending:
+        function = pending.pop()
+        function = getattr(function, "__func__", function)
+        if id(function) in seen or not hasattr(function, "__globals__"):
+            continue
+        seen.add(id(function))
+        if any(name in function.__globals__ for name in _ALLOCATORS):
+            spaces[id(function.__globals__)] = function.__globals__
+        else:  # a wrapper of it
+            pending.extend(inspect.getclosurevars(function).nonlocals.values())
+    return list(spaces.values())
+
+
+@contextlib.contextmanager
+def _limited(codes: Sequence[object], limit_bytes: int, device: torch.device) -> Iterator[None]:
+    """In which the code of Inductor's graphs allocates no buffer that would be over the limit on the device.
+
+    What libraries allocate inside their calls is seen by the next buffer only.
+    """
+    meter = _C.Meter(device)
+
+    def checked(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+            last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+            buffer_bytes = 0 if 0 in sizes else (last + 1) * dtype.itemsize
+            reached = meter.current_bytes() + _C.allocated_bytes(buffer_bytes, device)
+            reached += block_slack_bytes(buffer_bytes, device)
+            if reached > limit_bytes:
+                raise _OverLimit(reached)
+            return allocate(sizes, strides, dtype)
+
+        return run
+
+    name = f"empty_strided_{device.type}"
+    spaces = [space for space in _namespaces(codes) if name in space]
+    allocators = [space[name] for space in spaces]
+    for space, allocate in zip(spaces, allocators, strict=True):
+        space[name] = checked(allocate)
+    try:
+        yield
+    finally:
+        for space, allocate in zip(spaces, allocators, strict=True):
+            space[name] = allocate
 
 
 class _Loss(torch.autograd.Function):
@@ -154,20 +219,33 @@ class _Loss(torch.autograd.Function):
         return tuple(torch.ones_like(one, device=ctx.device) for one in ctx.likes)
 
 
-def try_step(compiled: Callable[..., Any], arguments: Arguments, device: torch.device) -> Trial:
-    """Runs two steps. The peak is that of the second, as the first has libraries make their workspaces."""
+def try_step(
+    compiled: Callable[..., Any],
+    arguments: Arguments,
+    device: torch.device,
+    codes: Sequence[object] = (),
+    allowed_bytes: int | None = None,
+) -> Trial:
+    """Runs two steps. The peak is that of the second, as the first has libraries make their workspaces.
+
+    Stops before a buffer of the compiled `codes` takes more than is allowed to be added.
+    """
     meter = _C.Meter(device)
 
     def run() -> tuple[int, int]:
         stand_ins, leaves = arguments.stand_ins()
         before = meter.current_bytes()
         meter.reset_peak()
-        results = [one for one in pytree.tree_leaves(compiled(*stand_ins)) if is_tensor(one) and one.requires_grad]
-        held = meter.current_bytes() - before
-        if results and all(one.dim() == 0 for one in results):
-            torch.autograd.backward(results, [torch.ones_like(one) for one in results])
-        elif results:
-            _Loss.apply(*results).backward()
+        limit = contextlib.nullcontext()
+        if allowed_bytes is not None:
+            limit = _limited(codes, before + allowed_bytes, device)
+        with limit:
+            results = [one for one in pytree.tree_leaves(compiled(*stand_ins)) if is_tensor(one) and one.requires_grad]
+            held = meter.current_bytes() - before
+            if results and all(one.dim() == 0 for one in results):
+                torch.autograd.backward(results, [torch.ones_like(one) for one in results])
+            elif results:
+                _Loss.apply(*results).backward()
         peak = meter.peak_bytes()
         for leaf in leaves:
             leaf.grad = None
@@ -175,6 +253,9 @@ def try_step(compiled: Callable[..., Any], arguments: Arguments, device: torch.d
 
     with torch.enable_grad():
         at_first = meter.current_bytes()
-        run()
-        left = meter.current_bytes() - at_first
-        return Trial(*run(), left)
+        try:
+            run()
+            left = meter.current_bytes() - at_first
+            return Trial(*run(), left)
+        except _OverLimit as over:
+            return Trial(over.reached_bytes - at_first, is_complete=False)
