@@ -1,0 +1,36 @@
+"""Budgets that are accepted before peaks are measured, and kept to afterwards."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("headroom._C", reason="the Python package is not built")
+
+from test_excess import train  # noqa: E402
+
+import headroom  # noqa: E402
+from headroom import excess  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+def smallest_budget() -> int:
+    """Returns what an error names, which keeps tensors by its traceback."""
+    try:
+        train(1, hidden_bytes=0)
+    except headroom.BudgetError as error:
+        return error.smallest_budget_bytes
+    raise AssertionError("one byte is enough")
+
+
+def test_a_plan_that_keeps_to_its_budget_is_not_refused_once_it_is_measured() -> None:
+    measure = excess.Excess.measure
+    with mock.patch.object(excess, "counts_whole_blocks", return_value=True):
+        peaks, before = train(smallest_budget(), hidden_bytes=0)
+        taken = int(0.0265 * (peaks[-1] - before[-1]))  # nearly all that is left free for a first step
+        with mock.patch.object(excess.Excess, "measure", lambda self, found: measure(self, found + taken)):
+            same, _ = train(smallest_budget(), hidden_bytes=0)
+    assert same == peaks
