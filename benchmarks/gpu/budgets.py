@@ -2,19 +2,25 @@
 
     python benchmarks/gpu/budgets.py [MODEL ...] [--kernels eager inductor] [--budgets 1x 0.5x least] [--jobs 1]
 
-Each model and kind of kernels is a process of its own, `--jobs` of them at a time; times are comparable with one job
-only. The loss is inside the compiled function and AdamW updates the parameters, so its state appears after the first
-step. A budget is in bytes: what is on the device before a step, AdamW's state included, and a share of what a step of
-plain PyTorch adds (1x: 1 % more than that), or the smallest that an error names. With Inductor's kernels plain is
-torch.compile. Prints a line for each budget: by how much steps exceeded it, the prediction's error, and memory and time
-as multiples of plain PyTorch's. Exits with 1 where a step exceeds its budget. `--first-call` prints how long first
-calls take on a cold cost cache instead, beside backend aot_eager's.
+Each model and kind of kernels is a process of its own, `--jobs` of them at a time. Times are taken by one process
+while the others wait, of the budgets that `--timed` names. The loss is inside the compiled function and AdamW updates
+the parameters, so its state appears after the first step. A budget is in bytes: what is on the device before a step,
+AdamW's state included, and a share of what a step of plain PyTorch adds (1x: 1 % more than that), or the smallest that
+an error names. With Inductor's kernels plain is torch.compile. Prints a line for each budget: by how much
+steps exceeded it, the prediction's error, and memory and time as multiples of plain PyTorch's. The peak of the first
+step includes what is run to measure and to try plans. Exits with 1 where a step exceeds its budget.
+
+`--first-call` prints how long first calls of eager kernels take on a cold cost
+cache instead, as multiples of backend aot_eager's: with the shares among `--budgets`, where `none` is no budget.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import gc
+import importlib
 import os
 import statistics
 import subprocess
@@ -22,7 +28,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,8 +39,9 @@ from torch.nn import functional
 Loss = Callable[[], torch.Tensor]
 
 STEPS = 5
-TIMED_STEPS = 8
-TIMED_ROUNDS = 5
+# Rounds of steps that are timed, in turn with plain PyTorch's, and what one takes about.
+TIMED_ROUNDS = 7
+ROUND_S = 0.3
 
 
 def image_loss(model: nn.Module, device: str, batch: int, size: int) -> tuple[nn.Module, Loss]:
@@ -75,23 +82,34 @@ def _loss_of(
 
 
 def make(name: str, device: str, *, small: bool) -> tuple[nn.Module, Any]:
-    """Returns a model and its loss function with arguments."""
-    if name in IMAGE_MODELS:
-        import torchvision
+    """Returns a model and its loss function with arguments, all of it made on the device."""
+    library = importlib.import_module("torchvision" if name in IMAGE_MODELS else "transformers")
+    with torch.device(device):
+        return _make(name, library, device, small=small)
 
+
+def _make(name: str, library: Any, device: str, *, small: bool) -> tuple[nn.Module, Any]:
+    if name in IMAGE_MODELS:
         kind, batch, size = IMAGE_MODELS[name]
         if kind.startswith("segmentation."):
-            models = torchvision.models.segmentation
+            models = library.models.segmentation
             model = getattr(models, kind.split(".")[1])(num_classes=10, weights=None, weights_backbone=None)
             return segmentation_loss(model, device, 2 if small else batch, 64 if small else size)
-        model = getattr(torchvision.models, kind)(num_classes=10, weights=None)
+        model = getattr(library.models, kind)(num_classes=10, weights=None)
         return image_loss(model, device, 2 if small else batch, size if kind.startswith("vit") or not small else 64)
-    import transformers
-
     make_model, batch, length = TEXT_MODELS[name.removesuffix("+mask")]
     torch.manual_seed(0)
-    model = make_model(transformers, 2 if small else 1)
+    model = make_model(library, 2 if small else 1)
     return text_loss(model, device, 2 if small else batch, 64 if small else length, padded=name.endswith("+mask"))
+
+
+def make_t5(transformers: Any, part: int, *, use_cache: bool) -> nn.Module:
+    """Returns T5, which Dynamo cuts into several graphs where it makes a cache."""
+    layers = 12 // (6 * part - 5)
+    config = transformers.T5Config(
+        d_model=768, d_ff=3072, num_heads=12, num_layers=layers, decoder_start_token_id=0, use_cache=use_cache
+    )
+    return transformers.T5ForConditionalGeneration(config)
 
 
 IMAGE_MODELS = {
@@ -120,15 +138,8 @@ TEXT_MODELS: dict[str, tuple[Callable[[Any, int], nn.Module], int, int]] = {
         16,
         512,
     ),
-    "t5": (
-        lambda t, part: t.T5ForConditionalGeneration(
-            t.T5Config(
-                d_model=768, d_ff=3072, num_heads=12, num_layers=12 // (6 * part - 5), decoder_start_token_id=0
-            )
-        ),
-        8,
-        512,
-    ),
+    "t5": (lambda t, part: make_t5(t, part, use_cache=False), 8, 512),
+    "t5+cache": (lambda t, part: make_t5(t, part, use_cache=True), 8, 512),
     "llama": (
         lambda t, part: t.LlamaForCausalLM(
             t.LlamaConfig(
@@ -150,36 +161,113 @@ TEXT_MODELS: dict[str, tuple[Callable[[Any, int], nn.Module], int, int]] = {
         1024,
     ),
 }  # fmt: skip
-MODELS = ["bert", "bert+mask", "roberta", "roberta+mask", "t5", "llama", "gpt2", *IMAGE_MODELS]
+MODELS = ["bert", "bert+mask", "roberta", "roberta+mask", "t5", "t5+cache", "llama", "gpt2", *IMAGE_MODELS]
+
+
+class Peak:
+    """The peak of a device since the last reset, also where headroom resets it meanwhile to measure by itself."""
+
+    def __init__(self, meter: Any) -> None:
+        self.meter = meter
+        self.noted_bytes = 0
+        reset = self._reset = type(meter).reset_peak
+
+        def note(other: Any) -> None:
+            if torch.cuda.is_available():  # where all meters of the device have one peak
+                self.noted_bytes = max(self.noted_bytes, meter.peak_bytes())
+            reset(other)
+
+        type(meter).reset_peak = note
+
+    def reset(self) -> None:
+        self._reset(self.meter)
+        self.noted_bytes = 0
+
+    def bytes(self) -> int:
+        return max(self.noted_bytes, self.meter.peak_bytes())
 
 
 class Training:
     """Steps of one model with AdamW, measured."""
 
-    def __init__(self, model: nn.Module, run: Callable[..., torch.Tensor], inputs: tuple[Any, ...], meter: Any) -> None:
-        self.model, self.run, self.inputs, self.meter = model, run, inputs, meter
+    def __init__(self, model: nn.Module, run: Callable[..., torch.Tensor], inputs: tuple[Any, ...], peak: Peak) -> None:
+        self.model, self.run, self.inputs, self.peak = model, run, inputs, peak
         self.optimizer = torch.optim.AdamW(model.parameters(), 1e-5)
 
     def step(self) -> tuple[int, int]:
         """Returns the bytes before a step and its peak."""
         gc.collect()
-        before = self.meter.current_bytes()
-        self.meter.reset_peak()
+        before = self.peak.meter.current_bytes()
+        self.peak.reset()
         self.run(*self.inputs).backward()
-        peak = self.meter.peak_bytes()
+        peak = self.peak.bytes()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return before, peak
 
-    def time_ms(self) -> float:
+    def time_ms(self, steps: int) -> float:
         """Returns what a forward and a backward take where several run in a row."""
         _synchronize()
         start = time.perf_counter()
-        for _ in range(TIMED_STEPS):
+        for _ in range(steps):
             self.run(*self.inputs).backward()
             self.model.zero_grad()
         _synchronize()
-        return 1000 * (time.perf_counter() - start) / TIMED_STEPS
+        return 1000 * (time.perf_counter() - start) / steps
+
+
+def compare_times(training: Training, plain: Training) -> tuple[float, float]:
+    """Returns the time of a step as a multiple of plain PyTorch's, and that in ms."""
+    plain.time_ms(2)
+    training.time_ms(2)
+    steps = max(2, round(1000 * ROUND_S / plain.time_ms(2)))
+    pairs = [(training.time_ms(steps), plain.time_ms(steps)) for _ in range(TIMED_ROUNDS)]
+    return statistics.median(ours / other for ours, other in pairs), statistics.median(other for _, other in pairs)
+
+
+class Turn:
+    """Lets processes work at the same time, but be timed one by one while no other works."""
+
+    def __init__(self, path: str) -> None:
+        self.gate = open(path, "a")  # noqa: SIM115  Held while a process waits for its turn, so that no other begins.
+        self.turn = open(f"{path}.turn", "a")  # noqa: SIM115
+        self.is_held = False
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        if self.is_held:  # as where a step is planned anew, and tried, among others
+            yield
+            return
+        with self._held(fcntl.LOCK_SH):
+            yield
+
+    @contextlib.contextmanager
+    def timing(self) -> Iterator[None]:
+        torch.cuda.empty_cache()
+        with self._held(fcntl.LOCK_EX):
+            yield
+        torch.cuda.empty_cache()
+
+    def wait_in(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the function as one that works."""
+
+        def run(*arguments: Any) -> Any:
+            with self.working():
+                return work(*arguments)
+
+        return run
+
+    @contextlib.contextmanager
+    def _held(self, kind: int) -> Iterator[None]:
+        fcntl.flock(self.gate, fcntl.LOCK_EX)
+        fcntl.flock(self.turn, kind)
+        fcntl.flock(self.gate, fcntl.LOCK_UN)
+        self.is_held = True
+        try:
+            yield
+        finally:
+            self.is_held = False
+            fcntl.flock(self.turn, fcntl.LOCK_UN)
 
 
 def _synchronize() -> None:
@@ -201,27 +289,37 @@ def smallest_budget(loss: Loss, inputs: Any, kernels: str, optimizer: torch.opti
 def examine(name: str, options: argparse.Namespace) -> bool:
     """Trains one model by one kind of kernels in all budgets; returns whether all were kept."""
     import headroom
+    from headroom import kernels as headroom_kernels
 
     device = torch.device(options.device)
     kernels = options.kernels[0]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(0)
+    turn = Turn(options.lock)
     model, (loss, inputs) = make(name, options.device, small=options.small)
-    meter = headroom.Meter(device)
-    plain = Training(model, torch.compile(loss) if kernels == "inductor" else loss, inputs, meter)
-    before, peak = [plain.step() for _ in range(3)][-1]  # with the optimizer's state
+    measured = Peak(headroom.Meter(device))
+    plain = Training(model, torch.compile(loss) if kernels == "inductor" else loss, inputs, measured)
+    # Inductor's compilations, which take long and leave the device alone, are not waited for.
+    first_step = contextlib.nullcontext if kernels == "inductor" else turn.working
+    headroom_kernels.try_step = turn.wait_in(headroom_kernels.try_step)
+    with first_step():
+        plain.step()
+    with turn.working():
+        before, peak = [plain.step() for _ in range(2)][-1]  # with the optimizer's state
+    torch.cuda.empty_cache()
     added = peak - before
     holds = True
     for budget in options.budgets:
         plain.optimizer = None  # The state of this budget's own appears after its first step.
         torch._dynamo.reset()
         gc.collect()
-        training = Training(model, loss, inputs, meter)
+        training = Training(model, loss, inputs, measured)
         line = f"{name:13} {kernels:9} {budget:6}"
         planned: list[Any] = []
         try:
             if budget == "least":
-                limit = smallest_budget(loss, inputs, kernels, training.optimizer)
+                with first_step():
+                    limit = smallest_budget(loss, inputs, kernels, training.optimizer)
                 torch._dynamo.reset()
                 gc.collect()
             else:
@@ -230,9 +328,12 @@ def examine(name: str, options: argparse.Namespace) -> bool:
             training.run = headroom.compile(
                 loss, limit, kernels=kernels, optimizer=training.optimizer, on_plan=planned.append
             )
-            steps = [training.step() for _ in range(STEPS)]
+            with first_step():
+                steps = [training.step()]
+            with turn.working():
+                steps += [training.step() for _ in range(STEPS - 1)]
         except headroom.BudgetError as error:
-            print(f"{line} REFUSED: {error}", flush=True)
+            print(f"{line} REFUSED {limit} bytes: {error}", flush=True)
             holds = False
             continue
         over = [step_peak - limit for _, step_peak in steps]
@@ -244,11 +345,12 @@ def examine(name: str, options: argparse.Namespace) -> bool:
             f"peak {peak / 2**30:.3f} GiB of {limit / 2**30:.3f} (predicted {100 * (predicted / peak - 1):+.3f} %), "
         )
         text += f"added {(peak - here) / added:.3f} of plain"
-        if options.jobs == 1:
-            plain.run(*inputs).backward()  # compiled anew after Dynamo's reset
-            pairs = [(training.time_ms(), plain.time_ms()) for _ in range(TIMED_ROUNDS)]
-            ratio = statistics.median(ours / other for ours, other in pairs)
-            text += f", time {ratio:.3f} of {statistics.median(other for _, other in pairs):.1f} ms"
+        if budget in options.timed:
+            with first_step():
+                plain.time_ms(1)  # compiled anew after Dynamo's reset
+            with turn.timing():
+                ratio, plain_ms = compare_times(training, plain)
+            text += f", time {ratio:.3f} of {plain_ms:.1f} ms"
         print(f"{text}, {len(planned)} plans", flush=True)
         del training
         model.zero_grad()
@@ -271,7 +373,49 @@ def first_call(name: str, options: argparse.Namespace) -> bool:
     start = time.perf_counter()
     run(*inputs).backward()
     _synchronize()
-    print(f"{name:13} {kind:9} first call {time.perf_counter() - start:.2f} s", flush=True)
+    print(time.perf_counter() - start, flush=True)
+    return True
+
+
+def run_inside(name: str, kind: str, options: argparse.Namespace, lock: str) -> subprocess.CompletedProcess[str] | None:
+    """Runs one model by one kind of kernels, or its first call with one kind of budget, in a process of its own."""
+    command = [sys.executable, "-W", "ignore", __file__, name, "--inside", "--kernels", kind, "--lock", lock]
+    command += ["--budgets", *options.budgets, "--timed", *options.timed, "--device", options.device]
+    command += ["--small"] * options.small + ["--first-call"] * options.first_call
+    environment = dict(os.environ)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.first_call:
+            environment["XDG_CACHE_HOME"] = folder
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                timeout=options.timeout,
+                stdout=subprocess.PIPE if options.first_call else None,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            print(f"{name:13} {kind:9} FAILED: more than {options.timeout:g} s", flush=True)
+            return None
+    if done.returncode != 0:
+        print(f"{name:13} {kind:9} FAILED: {done.stderr.strip()[-600:]}", flush=True)
+    return done
+
+
+def compare_first_calls(name: str, options: argparse.Namespace, lock: str) -> bool:
+    """Prints how long first calls of a model take, each in a process of its own."""
+    text = f"{name:13}"
+    plain_s = None
+    for kind in ["aot_eager", *[budget for budget in options.budgets if budget != "least"]]:
+        done = run_inside(name, kind, options, lock)
+        if done is None or done.returncode != 0:
+            return False
+        taken = float(done.stdout.split()[-1])
+        plain_s = plain_s or taken
+        text += f" {kind} {taken:.2f} s" + (f" ({taken / plain_s:.2f})" if kind != "aot_eager" else "")
+    print(text, flush=True)
     return True
 
 
@@ -280,44 +424,31 @@ def main() -> int:
     parser.add_argument("models", nargs="*", metavar="MODEL", default=MODELS, help=", ".join(MODELS))
     parser.add_argument("--kernels", nargs="+", default=["eager", "inductor"])
     parser.add_argument("--budgets", nargs="+", default=["1x", "0.5x", "least"])
+    parser.add_argument("--timed", nargs="*", default=["1x", "0.5x", "least"], help="budgets whose steps are timed")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--small", action="store_true", help="small models, to try this script")
     parser.add_argument("--first-call", action="store_true")
     parser.add_argument("--timeout", type=float, default=500, help="seconds for one process")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--lock", help="a file by which several runs of this script take turns")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     if options.inside:
         work = first_call if options.first_call else examine
         return 0 if work(options.models[0], options) else 1
-    kinds = ["aot_eager", "none", "1x", "0.5x"] if options.first_call else options.kernels
 
-    def run(point: tuple[str, str]) -> int:
-        name, kind = point
-        command = [sys.executable, "-W", "ignore", __file__, name, "--inside", "--kernels", kind]
-        command += ["--budgets", *options.budgets, "--device", options.device, "--jobs", str(options.jobs)]
-        command += ["--small"] * options.small + ["--first-call"] * options.first_call
-        environment = dict(os.environ)
-        folder = tempfile.TemporaryDirectory() if options.first_call else None
-        if folder is not None:
-            environment["XDG_CACHE_HOME"] = folder.name
-        try:
-            done = subprocess.run(
-                command, env=environment, timeout=options.timeout, stderr=subprocess.PIPE, text=True, check=False
-            )
-        except subprocess.TimeoutExpired:
-            print(f"{name:13} {kind:9} FAILED: more than {options.timeout:g} s", flush=True)
-            return 1
-        if done.returncode != 0:
-            print(f"{name:13} {kind:9} FAILED: {done.stderr.strip()[-600:]}", flush=True)
-        return done.returncode
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        points = [(name, kind) for kind in kinds for name in options.models]
-        failures = sum(code != 0 for code in pool.map(run, points))
-    print(f"{len(points) - failures} passed, {failures} failed")
-    return 1 if failures else 0
+    with tempfile.NamedTemporaryFile() as file, ThreadPoolExecutor(options.jobs) as pool:
+        lock = options.lock or file.name
+        if options.first_call:
+            results = pool.map(lambda name: compare_first_calls(name, options, lock), options.models)
+        else:
+            points = [(name, kind) for kind in options.kernels for name in options.models]
+            done = pool.map(lambda point: run_inside(*point, options, lock), points)
+            results = (one is not None and one.returncode == 0 for one in done)
+        held = list(results)
+    print(f"{sum(held)} passed, {len(held) - sum(held)} failed")
+    return 0 if all(held) else 1
 
 
 if __name__ == "__main__":
