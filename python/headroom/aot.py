@@ -331,7 +331,7 @@ class Step:
                     smallest,
                     outside_bytes,
                     rest_bytes=rest.peak_bytes,
-                    excess_bytes=excess.add(least) - least,
+                    excess_bytes=excess.name(least) - least,
                     smallest_share=excess.add(least) / max(excess.add(most), 1),
                 )
             _bound(self.plans)
@@ -343,10 +343,11 @@ class Step:
         """What to run at a place with this much on the device and this much allowed: as before, where that fits."""
         if device_bytes is None:
             rest = place.rest(1)
-            budget = self.shape(rest).store_all_bytes
+            measured_budget = budget = self.shape(rest).store_all_bytes
         else:
             rest = place.fair_rest(device_bytes - before_bytes)
             budget = self.input_bytes + place.counted_excess().subtract(device_bytes - before_bytes)
+            measured_budget = self.input_bytes + place.counted_excess().subtract_measured(device_bytes - before_bytes)
             if place.over_bytes > 0:  # At the worst the smallest plan runs: it may be over for a reason of its own.
                 smallest = self.shape(rest).smallest_bytes()
                 budget = min(budget, max(budget - place.over_bytes, smallest))
@@ -357,6 +358,8 @@ class Step:
                 now.rest_fits = rest
             has_more = budget - rest.peak_bytes > now.free_bytes + _MUCH_MORE * budget
             fits = now.peak_bytes is not None and now.peak_bytes <= budget
+            if not fits and now.peak_bytes is not None and now.peak_bytes <= measured_budget:
+                fits = budget < self.shape(rest).smallest_bytes()  # Nothing else is more certain to fit.
             if fits and not (has_more and now.recomputes()):
                 return now
         outside = before_bytes - self.input_bytes

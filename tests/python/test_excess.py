@@ -77,3 +77,29 @@ def test_steps_after_the_first_keep_to_the_budget_where_predictions_are_too_low(
     peaks, _ = train(budget, hidden_bytes=2000)
     assert peaks[0] > budget
     assert max(peaks[1:]) <= budget
+
+
+def test_sums_of_gradients_after_backward_are_part_of_the_step() -> None:
+    """Autograd adds the gradient from inside the graph to that from outside when the graph's backward is done."""
+    x = torch.randn(64, 64, requires_grad=True)
+    size = 64 * 64 * 4
+    meter = headroom.Meter(CPU)
+
+    def peaks(budget: int) -> list[int]:
+        torch._dynamo.reset()
+        run, found = headroom.compile(torch.tanh, budget, cache=False), []
+        for _ in range(4):
+            meter.reset_peak()
+            y = run(x)
+            gradients = torch.autograd.grad(((x + y) * 2).sum(), [y, x])
+            found.append(meter.peak_bytes())
+            del y, gradients
+        return found
+
+    # Live at the peak: y, its gradient, which is asked for, the graph's gradient of x, and the sum of that and the
+    # gradient of x from outside. While the loss is computed there is one tensor less.
+    enough = meter.current_bytes() + 4 * size + 1024
+    assert max(peaks(enough)) > enough - size // 2
+    with pytest.raises(headroom.BudgetError) as caught:
+        peaks(enough - size // 2)
+    assert max(peaks(caught.value.smallest_budget_bytes)[1:]) <= caught.value.smallest_budget_bytes <= enough
