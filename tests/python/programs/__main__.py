@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from programs.workers import examine_all
-
 
 PROGRESS_EVERY = 250
 
@@ -27,6 +28,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=120, help="seconds that one program may take")
     parser.add_argument("--shrink-seconds", type=float, default=60, help="time to make a failing program smaller")
     parser.add_argument("--scripts", type=Path, default=None, help="a folder for the scripts of failures")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="time after which no further program is begun"
+    )
     parser.add_argument("--programs-per-process", type=int, default=200)
     return parser.parse_args(arguments)
 
@@ -34,7 +38,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     counts: collections.Counter[Any] = collections.Counter()
-    for number, report in enumerate(examine_all(iter(options.seeds), options), 1):
+    end = time.monotonic() + options.seconds
+    seeds = itertools.takewhile(lambda _: time.monotonic() < end, options.seeds)
+    for number, report in enumerate(examine_all(seeds, options), 1):
         if number % PROGRESS_EVERY == 0:
             print(f"{number} of {len(options.seeds)} programs", file=sys.stderr, flush=True)
         counts[report.status] += 1
