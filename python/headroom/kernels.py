@@ -238,6 +238,8 @@ class Kernels:
         self.lock = threading.RLock()  # of what follows
         self.learned: deque[Rest] = deque()  # by backwards on any thread
         self.asked: deque[int] = deque()  # bytes for the rest of the step, by graphs that had no room in it
+        self.device: torch.device | None = None  # None: not called yet
+        self.with_history: list[int] = []  # positions of arguments that other graphs may have made
         self.chosen: Chosen | None = None
         self.tried: list[Chosen] = []
         self.rest: Rest | None = None  # None: not known yet
@@ -250,7 +252,10 @@ class Kernels:
 
     def __call__(self, *arguments: Any) -> Any:
         count_graph()
-        device = device_of([one for one in arguments if is_tensor(one)])
+        if self.device is None:  # Dynamo's guards have it hold for all calls.
+            self.device = device_of([one for one in arguments if is_tensor(one)])
+            self.with_history = [i for i, one in enumerate(arguments) if _may_have_history(one)]
+        device = self.device
         flights = flights_of_this_thread(self.settings, device)
         limit = self.settings.limit_bytes()
         meter = meter_of(device)
@@ -269,9 +274,9 @@ class Kernels:
             self.steps += is_watched
             self.watches += is_watched
         flight = Flight(self, chosen, device, is_watched=is_watched)
-        histories = {one.grad_fn for one in arguments if is_tensor(one)}
+        histories = {arguments[i].grad_fn for i in self.with_history}
         results = chosen.run(*arguments)
-        node = compiled_node([*pytree.tree_leaves(results), *arguments], histories)
+        node = compiled_node(pytree.tree_leaves(results), histories) or compiled_node(arguments, histories)
         if node is not None:
             flight.begin(node)
         return results
@@ -539,6 +544,10 @@ def compiled_node(tensors: Sequence[Any], histories: set[Any]) -> Any:
             return node
         stack.extend(before for before, _ in node.next_functions)
     return None
+
+
+def _may_have_history(argument: Any) -> bool:
+    return is_tensor(argument) and argument.requires_grad and not isinstance(argument, torch.nn.Parameter)
 
 
 def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
