@@ -422,7 +422,7 @@ def show(gm: torch.fx.GraphModule, inputs: Any, point: str, mode: FakeTensorMode
         partitioner = inductor.Partitioner(aot.Settings(value, kernels="inductor"), 0, 0, None, by_plan=True)
         patches["custom_partitioner_fn"] = partitioner
         kernels.compile_fx_inner = write
-        compiler = kernels.compiler_for(partitioner)
+        compiler = kernels.compiler_for(partitioner, [])
     options = {"enable_autograd_cache": False, "force_non_lazy_backward_lowering": True}
     with torch._functorch.config.patch(**options, activation_memory_budget=budget), mode:
         compile_fx.compile_fx(inductor.copy_of(gm), list(inputs), compiler, patches)

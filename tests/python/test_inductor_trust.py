@@ -26,7 +26,7 @@ from inductor_steps import (  # noqa: E402
     same_costs,  # noqa: F401
 )
 
-from headroom import kernels, trial  # noqa: E402
+from headroom import kernel_flight, kernels, trial  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone", "same_costs")
 
@@ -275,7 +275,7 @@ def test_results_that_are_kept_keep_no_flight() -> None:
     step, _ = compiled(model, "10x")
 
     def in_flight() -> int:
-        return [one.is_alive() for one in kernels._in_flight()].count(True)
+        return [one.is_alive() for one in kernel_flight._in_flight()].count(True)
 
     before = in_flight()
     first = step(batch())
