@@ -164,11 +164,13 @@ def too_small(
     rest_bytes: int = 0,
     excess_bytes: int = 0,
     smallest_share: float | None = None,
+    is_first_of_several: bool = False,
 ) -> BudgetError:
     """What to raise where nothing below this peak, beside what is outside the graph, can be planned.
 
     `rest_bytes` is the peak of what is done between forward and backward, which the smallest peak includes, and
-    `excess_bytes` is what steps take beyond what plans predict.
+    `excess_bytes` is what steps take beyond what plans predict. What graphs take that follow `is_first_of_several` is
+    not known.
     """
     kept_free = settings.kept_free_bytes()
     outside = outside_bytes + excess_bytes + kept_free
@@ -206,6 +208,11 @@ def too_small(
     hint = ""
     if isinstance(settings.budget, int) and settings.optimizer is None:
         hint = "; the state that an optimizer makes in its first step comes on top, unless optimizer= names it"
+    if is_first_of_several:
+        hint += (
+            "; Dynamo cuts the model into several graphs (TORCH_LOGS=graph_breaks says where), and what those after "
+            "this one take comes on top"
+        )
     return BudgetError(
         f"the budget {shown} cannot be kept; the smallest that can is {named}, "
         f"{_C.format_bytes(outside)} of it outside the step{of}{largest}{hint}",
@@ -299,6 +306,7 @@ class Step:
     calls: list[_C.OpCall]
     settings: Settings
     costs: StepCosts
+    is_cut: bool = False  # graphs of the same function follow, which are compiled when they are reached
     shapes: dict[Rest, Shape] = field(default_factory=dict)
     plans: dict[tuple[Rest, int], tuple[_C.Plan, _C.OpStep]] = field(default_factory=dict)
     chosen: weakref.WeakKeyDictionary[Place, Chosen] = field(default_factory=weakref.WeakKeyDictionary)
@@ -333,6 +341,7 @@ class Step:
                     rest_bytes=rest.peak_bytes,
                     excess_bytes=excess.name(least) - least,
                     smallest_share=excess.add(least) / max(excess.add(most), 1),
+                    is_first_of_several=self.is_cut and rest == Rest(),
                 )
             _bound(self.plans)
             self.costs.has_run = True
@@ -524,6 +533,11 @@ def _stub(name: str, inputs: Sequence[fx.Node], outputs: Sequence[Any]) -> fx.Gr
     return fx.GraphModule(torch.nn.Module(), graph, name)
 
 
+def is_cut(gm: fx.GraphModule) -> bool:
+    """Whether Dynamo's graph ends where the function was cut, so that others follow it."""
+    return getattr(getattr(gm, "compile_subgraph_reason", None), "graph_break", False)
+
+
 def _not_called(*_: object) -> Any:
     raise RuntimeError("the plan runs instead of this")
 
@@ -557,6 +571,7 @@ def compile_graph(
         start = time.perf_counter()
         with unwatched():
             step = make_step(joint, num_fwd_outputs, settings, "step")
+            step.is_cut = is_cut(gm)
         partition_s += time.perf_counter() - start
         on_step(step)
         steps.append(step)

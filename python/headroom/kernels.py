@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from headroom import _C
-from headroom.aot import BudgetError, Planned, Settings, _specialize, meter_of, too_small
+from headroom.aot import BudgetError, Planned, Settings, _specialize, is_cut, meter_of, too_small
 from headroom.capture import Rest, is_tensor
 from headroom.entrance import count_graph
 from headroom.excess import named_bytes, varied_bytes
@@ -382,7 +382,8 @@ class Kernels:
         smallest = named_bytes(self.chosen.peak_bytes(by.rest), by.step.captured.device)
         smallest += by.resident_bytes + by.step.result_bytes
         given = (self.settings, by.step.problem, by.step.graph, smallest, by.outside_bytes)
-        return too_small(*given, rest_bytes=by.rest.peak_bytes)
+        is_first = is_cut(self.gm) and self.rest is None
+        return too_small(*given, rest_bytes=by.rest.peak_bytes, is_first_of_several=is_first)
 
     def leave_room(self, flight: Flight, inner: Chosen) -> None:
         """Leaves more for the rest of the step from the next one on, so that both lose the same share."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -34,3 +35,22 @@ def test_a_plan_that_keeps_to_its_budget_is_not_refused_once_it_is_measured() ->
         with mock.patch.object(excess.Excess, "measure", lambda self, found: measure(self, found + taken)):
             same, _ = train(smallest_budget(), hidden_bytes=0)
     assert same == peaks
+
+
+@pytest.mark.parametrize("kernels", ["eager", "inductor"])
+def test_an_error_says_where_further_graphs_come_on_top(kernels: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh())
+
+    def cut(x: torch.Tensor) -> torch.Tensor:
+        middle = model(x)
+        torch._dynamo.graph_break()
+        return model(middle).square().mean()
+
+    def message(function: Callable[..., torch.Tensor]) -> str:
+        torch._dynamo.reset()
+        with pytest.raises(headroom.BudgetError) as error:
+            headroom.compile(function, 1, kernels=kernels)(torch.randn(32, 64))
+        return str(error.value)
+
+    assert "Dynamo cuts the model into several graphs" in message(cut)
+    assert "Dynamo cuts" not in message(lambda x: model(x).square().mean())
