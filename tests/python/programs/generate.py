@@ -191,7 +191,7 @@ class StepWriter:
             self.late.append(Statement(f'log("retained", {output}.grad)'))
         elif choice == 2:
             self.setup.append(Statement("accumulated = {}"))
-            hook = "parameter.register_post_accumulate_grad_hook(lambda p: accumulated.setdefault(id(p), p.grad))"
+            hook = "parameter.register_post_accumulate_grad_hook(lambda p: accumulated.__setitem__(id(p), p.grad))"
             body = [Statement("if parameter.requires_grad:", [Statement(hook)])]
             self.setup.append(Statement("for parameter in trained:", body))
             self.late += [Statement('log("accumulated", [accumulated.get(id(p)) for p in trained])')]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib  # noqa: F401
 import gc
 import threading  # noqa: F401  (some programs use it)
 from collections.abc import Callable
@@ -48,7 +47,7 @@ fragile.register_autograd(lambda _, gradient: fragile_backward(gradient))
 def array_of(tensor: torch.Tensor) -> Any:
     """Returns a copy in memory that no meter of tensors counts."""
     tensor = tensor.detach().cpu()
-    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy().copy()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy().copy()
 
 
 class Log:

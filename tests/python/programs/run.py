@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from fixed_costs import fixed_costs
 from torch._inductor import config as inductor_config
+from torch.utils._pytree import tree_map
 
 import headroom
 from headroom import _C
 from programs import prelude
-from programs.budgets import Budgeted
-from programs.compare import ROUNDING, TRACED_ARITHMETIC, Failure, Rules, difference, noise_of
+from programs.budgets import Budgeted, smallest_kernel_plans
+from programs.compare import ROUNDING, TRACED_ARITHMETIC, Failure, Rules, difference, distances
 from programs.program import Program
 
 # A program in which plain PyTorch raises one of these is meant to.
@@ -27,7 +28,11 @@ EXPECTED_ERRORS = ("Boom", prelude.IN_PLACE)
 # What the search for a plan may look at: enough for nearly the plans of the default, in less than half the time.
 MAX_STATES = 10_000
 # With Inductor a program is run in one of these, by its seed: compiling takes nearly all the time.
-INDUCTOR_BUDGETS = (None, "0.7x", "1x", "0.7x")
+INDUCTOR_BUDGETS = (None, "least", "1x", "least")
+# By what share rounding moves a number at most, and how far from plain PyTorch values may be, as a multiple of how far
+# that moves them.
+UNIT = {"float32": 2**-23, "bfloat16": 2**-8}
+NOISE_FACTOR = 10
 # Steps at the start of a run in which the peak may exceed the budget: what happens around graphs is being learned.
 LEARNING_STEPS = 2
 
@@ -58,12 +63,10 @@ class Result:
     is_traced_arithmetic: bool = False  # tracing rounds differently from plain PyTorch
 
 
-def load(program: Program, device: str, *, has_autocast: bool = True) -> Callable[[prelude.Compile, prelude.Log], None]:
+def load(program: Program, device: str) -> Callable[[prelude.Compile, prelude.Log], None]:
     """Returns the function `program` of its source."""
     prelude.DEVICE = device
     source = program.source()
-    if not has_autocast:
-        source = source.replace("torch.autocast(DEVICE, torch.bfloat16)", "contextlib.nullcontext()")
     name = f"<program {program.seed}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     namespace = dict(vars(prelude))
@@ -83,6 +86,24 @@ def quick_plans() -> Iterator[None]:
         yield
 
 
+class Perturbed(torch.nn.Module):
+    """A module whose results are rounded differently."""
+
+    def __init__(self, function: Callable[..., Any], unit: float) -> None:
+        super().__init__()
+        self.function = function
+        self.unit = unit
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        def perturb(result: torch.Tensor) -> torch.Tensor:
+            if not result.is_floating_point():
+                return result
+            numbers = torch.arange(result.numel(), device=result.device, dtype=result.dtype).reshape(result.shape)
+            return result * (1 + self.unit * numbers.cos())
+
+        return tree_map(perturb, self.function(*inputs))
+
+
 class Runner:
     """Runs one program."""
 
@@ -91,7 +112,7 @@ class Runner:
         self.options = options
         self.function = load(program, options.device)
         self.is_traced_arithmetic = False
-        self.traced: prelude.Log | None = None  # what backend aot_eager computes, if that was asked
+        self.traced: prelude.Log | None = None  # what PyTorch's own backend computes, if that was asked
 
     def run(self, compiler: Any) -> tuple[prelude.Log, int]:
         log = prelude.Log()
@@ -218,47 +239,50 @@ class Runner:
         )
         close = replace(rules, tolerance=ROUNDING["bfloat16" if "autocast" in traits else "float32"])
         failure = difference(plain, log, rules, close)
-        if failure is not None and failure.kind == "value" and "autocast" in traits:
-            # A gradient that is zero but for rounding has no bits that count.
-            close = replace(close, noise=self.autocast_noise(plain))
+        if failure is not None and failure.kind == "value" and not (is_exact and "autocast" not in traits):
+            close = replace(close, noise=self.noise(plain))
             failure = difference(plain, log, rules, close)
         if failure is None:
             return None
-        is_rounding = failure.kind == "rounding" and traits & TRACED_ARITHMETIC.keys()
-        if not is_rounding and not (is_exact and self.is_as_traced(log, rules, close)):
+        is_rounding = failure.kind == "rounding" and (not is_exact or traits & TRACED_ARITHMETIC.keys())
+        if not is_rounding and not self.is_as_traced(log, rules, close):
             return failure
         self.is_traced_arithmetic = True
         return None if store_all is None else difference(store_all, log, rules, close)
 
-    def autocast_noise(self, plain: prelude.Log) -> dict[tuple[int, str], float]:
-        """Returns how far autocast moves the values of the program."""
-        precise = prelude.Log()
-        load(self.program, self.options.device, has_autocast=False)(lambda function: function, precise)
-        return noise_of(plain, precise)
+    def noise(self, plain: prelude.Log) -> dict[tuple[int, str], float]:
+        """Returns how far the values of the program move where results of its modules are rounded differently.
+
+        A gradient that is zero but for rounding has no bits that count, nor has what Adam makes of it.
+        """
+        unit = UNIT["bfloat16" if "autocast" in self.program.traits else "float32"]
+        perturbed, _ = self.run(lambda function: Perturbed(function, unit))
+        return {key: NOISE_FACTOR * value for key, value in distances(plain, perturbed).items()}
 
     def is_as_traced(self, log: prelude.Log, rules: Rules, close: Rules) -> bool:
-        """Returns whether backend aot_eager gives the same bits, or raises in the same steps.
+        """Returns whether PyTorch's own backend gives the same, or raises in the same steps.
 
         Where a program is ill-conditioned, what tracing rounds differently is no small difference. And the traced
         graphs see changes of buffers in place that plain PyTorch does not notice, such as those of batch norms.
         """
         if self.traced is None:
-            self.traced, _ = self.run(lambda function: torch.compile(function, backend="aot_eager", dynamic=False))
+            backend = "aot_eager" if self.options.kernels == "eager" else "inductor"
+            self.traced, _ = self.run(lambda function: torch.compile(function, backend=backend, dynamic=False))
         return difference(self.traced, log, rules, close) is None
 
     def check_inductor(self, plain: prelude.Log) -> list[Failure]:
         """Compares with Inductor's kernels: values but for rounding, and no peaks, which tests of their own look at.
 
-        Random numbers are drawn as in plain PyTorch. Kernels hold more than a plan of tiny graphs allows for, so that
-        any budget may be refused.
+        Random numbers are drawn as in plain PyTorch. "least" is the smallest plan, whatever its real peak.
         """
         failures: list[Failure] = []
         budget = INDUCTOR_BUDGETS[self.program.seed % len(INDUCTOR_BUDGETS)]
+        plans = smallest_kernel_plans() if budget == "least" else contextlib.nullcontext()
 
         def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
-            return headroom.compile(function, budget, kernels="inductor", cache=False)
+            return headroom.compile(function, budget and "1x", kernels="inductor", cache=False)
 
-        with inductor_config.patch(fallback_random=True):
+        with plans, inductor_config.patch(fallback_random=True):
             may_be_too_small = budget is not None
             self.check_budget(compiler, plain, str(budget), None, failures, may_be_too_small=may_be_too_small)
         return failures
