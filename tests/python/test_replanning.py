@@ -152,3 +152,19 @@ def test_inputs_that_are_freed_after_forward_count_as_live() -> None:
     loss.backward()
     (place,) = places()
     assert place.own_rest.left_bytes == kept.nbytes
+
+
+def test_a_forward_without_a_backward_does_not_hide_what_comes_after_it() -> None:
+    """The loss outside counts as the rest of the step, also where another forward has run and was dropped before it."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.Tanh()), torch.randn(256, 32)
+    run = headroom.compile(model, "1x", cache=False)
+    for _ in range(2):
+        y = run(x)
+        run(x.clone())
+        (y.exp() * y.sin()).sum().backward()
+        del y
+    (place,) = places()
+    size = 256 * 32 * 4
+    # Saved for the loss's backward are exp(y) and sin(y); backward makes gradients of both, and of y.
+    assert place.own_rest.peak_bytes >= 4 * size

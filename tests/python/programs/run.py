@@ -51,6 +51,7 @@ class Options:
 PYTORCH_ERRORS = (
     "incorrect out shape after application of ViewMeta sequence",
     "FX to symbolically trace a dynamo-optimized function",  # while another thread traces
+    "Use .reshape(...) instead., plain",  # in no operator: where AOTAutograd replays the views that are outputs
 )
 
 
