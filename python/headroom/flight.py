@@ -119,6 +119,7 @@ class Place:
         left = own.left_bytes
         if self.crossed_at is not None and self.crossed_at + _REMEMBERED_STEPS >= self.forwards:
             left += max([one.gap_bytes + one.held_bytes(share) for one in recent], default=0)
+            left = max(left, 0)  # Between two forwards more may be freed than the second one holds.
         return own._replace(peak_bytes=max(own.peak_bytes, inner, left), left_bytes=left)
 
     def _recent_inner(self) -> list[Place]:

@@ -168,3 +168,18 @@ def test_a_forward_without_a_backward_does_not_hide_what_comes_after_it() -> Non
     size = 256 * 32 * 4
     # Saved for the loss's backward are exp(y) and sin(y); backward makes gradients of both, and of y.
     assert place.own_rest.peak_bytes >= 4 * size
+
+
+def test_memory_that_is_freed_between_two_forwards_leaves_nothing_negative() -> None:
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.Tanh()), torch.randn(4, 32)
+    run = headroom.compile(lambda x: model(x).sum(), "1x", cache=False)
+    for _ in range(2):
+        outer, inner = run(x), run(x)
+        outer.backward()  # before that of the graph that was entered after it
+        inner.backward()
+    (place,) = places()
+    (inner_place,) = place.inner.values()
+    inner_place.gaps.extend([-(1 << 20)] * 3)
+    flight.Place.learned += 1
+    assert place.crossed_at is not None
+    assert place.rest(1).left_bytes == 0
