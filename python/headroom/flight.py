@@ -80,7 +80,7 @@ class Place:
     inner: dict[Step, Place] = field(default_factory=dict)  # what has been entered next while it was in flight
     forwards: int = 0
     seen_at: int = 0  # the number of the outer graph's forward in which it was entered last
-    gaps: deque[int] = field(default_factory=lambda: deque([0], _LEARNING_STEPS))  # see gap_bytes
+    gaps: deque[int] = field(default_factory=lambda: deque(maxlen=_LEARNING_STEPS))  # see gap_bytes
     rests: deque[Rest] = field(default_factory=lambda: deque(maxlen=_LEARNING_STEPS))  # the last that were measured
     watches: int = 0  # measurements that have begun
     watched_at: int = 0  # the number of the forward at which a measurement began last
@@ -101,7 +101,7 @@ class Place:
     @property
     def gap_bytes(self) -> int:
         """What was made between the forward before it and its own."""
-        return max(self.gaps)
+        return max(self.gaps, default=0)
 
     @property
     def own_rest(self) -> Rest:

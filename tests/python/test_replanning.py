@@ -183,3 +183,24 @@ def test_memory_that_is_freed_between_two_forwards_leaves_nothing_negative() -> 
     flight.Place.learned += 1
     assert place.crossed_at is not None
     assert place.rest(1).left_bytes == 0
+
+
+def test_what_a_step_adds_is_known_after_the_first_where_memory_is_freed_between_graphs() -> None:
+    first, second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = first(x).sin()
+        mean = x.exp().mean(1)  # Its input and its result are freed before the second graph is entered.
+        torch._dynamo.graph_break()
+        del mean
+        torch._dynamo.graph_break()
+        return second(y.sin()).square().mean()
+
+    run, x = headroom.compile(function, "1x", cache=False), torch.randn(256, 32, requires_grad=True)
+    stored = []
+    for _ in range(5):
+        x.grad = None
+        run(x).backward()
+        stored.append(places()[0].store_all_bytes())
+    assert len(set(stored[1:])) == 1
+    assert min(gap for place in places() for inner in place.inner.values() for gap in inner.gaps) < 0
