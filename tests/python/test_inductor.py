@@ -466,8 +466,9 @@ def test_trials_are_told_to_those_who_listen() -> None:
         logger.setLevel(logging.NOTSET)
     assert len(heard) == told[-1].compilations
     took = f"bytes took {told[-1].measured_bytes} bytes of {told[-1].budget_bytes};"
-    assert heard[-1].getMessage().startswith("a plan of ")
-    assert took in heard[-1].getMessage()
+    messages = [record.getMessage() for record in heard]
+    assert messages[-1].startswith("a plan of ")
+    assert any(took in message for message in messages)  # An earlier one may fit better.
 
 
 def test_without_gradients_nothing_is_planned() -> None:
