@@ -241,7 +241,7 @@ class Device:
         self.stacks: dict[tuple[int, int], Stack] = {}  # by thread and Settings object, while they have flights
         self.roots: weakref.WeakKeyDictionary[Step, Place] = weakref.WeakKeyDictionary()
         self.watched: Stack | None = None  # since resume(), the peak is of the rest of its innermost flight
-        self.tail_of: Flight | None = None  # the flight after whose backward the peak is being measured
+        self.tail: object | None = None  # stands for the backward after which the peak is being measured
 
     def stack_of(self, step: Step) -> Stack:
         """This thread's stack of the step's model. Those of others without flights are forgotten."""
@@ -251,7 +251,7 @@ class Device:
 
     def pause(self) -> None:
         """From here on the peak is no longer that of a flight's rest."""
-        self.tail_of = None
+        self.tail = None
         flights = [] if self.watched is None else self.watched.flights()
         self.watched = None
         # Where the innermost one has been freed without a backward, the peak is that of the one around it.
@@ -335,25 +335,25 @@ class Device:
                 rests.append(Rest(is_held=True))
             if flight.is_learning and flight.is_alone:
                 self._learn_excess(flight, peak, has_inner=has_inner)
-                self._begin_tail(flight)
+                self._begin_tail(flight.place)
             Place.learned += 1
             self.resume()
         return results
 
-    def _begin_tail(self, flight: Flight) -> None:
+    def _begin_tail(self, place: Place) -> None:
         """Measures what autograd takes from here to the end of its backward, where no other graph is in flight."""
         if self._flights():
             return
-        self.tail_of = flight
+        tail = self.tail = object()
         self.meter.reset_peak()
         end_bytes = self.meter.current_bytes()
 
         def end_tail() -> None:
             with self.lock:
-                if self.tail_of is flight:
-                    tail = self.meter.peak_bytes() - end_bytes
-                    flight.place.rests[-1] = flight.place.rests[-1]._replace(tail_bytes=tail)
-                    self.tail_of = None
+                if self.tail is tail:
+                    tail_bytes = self.meter.peak_bytes() - end_bytes
+                    place.rests[-1] = place.rests[-1]._replace(tail_bytes=tail_bytes)
+                    self.tail = None
                     Place.learned += 1
 
         torch.autograd.Variable._execution_engine.queue_callback(end_tail)
