@@ -75,10 +75,17 @@ class _Backend:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "is_used": False}
 
-    def check(self, result: object) -> None:
-        leaves = torch.utils._pytree.tree_leaves(result)
-        if not self.is_used and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
-            raise Unsupported(NOTHING_CAPTURED)
+    def check(self, result: object, *arguments: object) -> None:
+        """Raises where a call computed something differentiable of which nothing was captured."""
+        if self.is_used:
+            return
+        given = {id(leaf) for leaf in torch.utils._pytree.tree_leaves(arguments)}
+        for leaf in torch.utils._pytree.tree_leaves(result):
+            if not isinstance(leaf, torch.Tensor) or leaf.grad_fn is None:
+                continue
+            is_passed_on = id(leaf) in given and leaf._version == 0
+            if not is_passed_on:
+                raise Unsupported(NOTHING_CAPTURED)
 
 
 watch_calls(backend, _Backend)
@@ -101,7 +108,7 @@ class CompiledModule(OptimizedModule):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _unwrapped_errors():
             result = super().__call__(*args, **kwargs)
-        innermost_backend(self.dynamo_ctx.callback).compiler_fn.check(result)
+        innermost_backend(self.dynamo_ctx.callback).compiler_fn.check(result, args, kwargs)
         return result
 
 
@@ -162,7 +169,7 @@ def compile(  # noqa: A001
     def checked(*args: Any, **kwargs: Any) -> Any:
         with _unwrapped_errors():
             result = compiled(*args, **kwargs)
-        backend.check(result)
+        backend.check(result, args, kwargs)
         return result
 
     return checked

@@ -75,6 +75,25 @@ def test_a_model_of_which_nothing_is_captured() -> None:
         headroom.plan(model, x)
 
 
+def test_a_model_that_hands_on_its_input_captures_nothing_and_is_no_error() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x
+
+    @torch.compiler.disable
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2)
+
+    leaf = torch.randn(4, requires_grad=True)
+    hidden = leaf * 3
+    for kernels in ("eager", "inductor"):
+        compiled = headroom.compile(model, "1x", kernels=kernels)
+        assert compiled(leaf) is leaf
+        assert compiled(hidden) is hidden
+    with pytest.raises(headroom.Unsupported, match="captured nothing"):
+        headroom.compile(lambda x: double(x), "1x")(hidden)
+
+
 def test_a_size_known_only_in_the_step() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return x[x > 0].square().sum()
