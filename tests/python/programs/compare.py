@@ -24,8 +24,8 @@ TRACED_ARITHMETIC = {
     "autocast": "The gradient of a weight that is used twice is summed in bf16.",
 }
 # Largest difference of a tensor's elements that is rounding, as a share of the largest element.
-ROUNDING = {"float32": 2e-5, "bfloat16": 3e-2}
-# Training in which numbers are larger has diverged: rounding decides what comes of it.
+ROUNDING = {"float64": 1e-8, "float32": 2e-5, "bfloat16": 3e-2}
+# Training in which numbers are larger, or not finite, has diverged: rounding decides what comes of it.
 DIVERGED = 1e8
 
 
@@ -69,7 +69,8 @@ class Rules:
         if self.tolerance == 0 or expected.dtype.kind != "f":
             return np.array_equal(expected, found, equal_nan=expected.dtype.kind == "f")
         # Gradients that are zero but for rounding have no scale of their own.
-        atol = self.tolerance * largest(expected) + 1e-6 + 1e-5 * scale + noise
+        floor = min(self.tolerance, ROUNDING["float32"]) * (0.05 + 0.5 * scale)
+        atol = self.tolerance * largest(expected) + floor + noise
         return np.allclose(expected, found, rtol=0, atol=atol, equal_nan=True)
 
 
@@ -77,6 +78,10 @@ def largest(value: Any) -> float:
     if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
         return 0.0
     return float(np.max(np.abs(value), initial=0, where=np.isfinite(value)))
+
+
+def is_finite(value: Any) -> bool:
+    return not isinstance(value, np.ndarray) or value.dtype.kind != "f" or bool(np.all(np.isfinite(value)))
 
 
 def describe(value: Any) -> str:
@@ -95,7 +100,7 @@ def step_difference(expected: Log, found: Log, step: int, rules: Rules) -> Failu
     if [name for name, _ in left] != [name for name, _ in right]:
         return Failure("value", f"step {step}: {[n for n, _ in left]} logged, found {[n for n, _ in right]}")
     scale = max([largest(value) for _, value in left], default=0.0)
-    if rules.tolerance > 0 and scale > DIVERGED:
+    if rules.tolerance > 0 and (scale > DIVERGED or not all(is_finite(value) for _, value in left)):
         return None
     for (name, one), (_, two) in zip(left, right, strict=True):
         if not rules.is_same(one, two, scale, rules.noise.get((step, name), 0.0)):
