@@ -22,6 +22,15 @@ namespace {
 
 namespace py = pybind11;
 
+/// Limits of planning while a first call waits. `auto` proves plans of small graphs by a search over all schedules, which
+/// takes seconds at its default limit and hardly ever changes the plan.
+PlanLimits limits_of(const Planner& planner) {
+  constexpr int64_t kMaxProofStates = 20'000;
+  PlanLimits limits;
+  if (&planner == &default_planner()) limits.max_states = kMaxProofStates;
+  return limits;
+}
+
 /// A tensor of the program in the arguments of a call.
 struct TensorReference {
   int number = -1;
@@ -306,11 +315,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                              [](const Plan& plan) { return plan.result.smallest_budget_bytes; });
   module.def(
       "make_plan",
-      [](const Problem& problem, const std::string& planner, std::optional<int64_t> budget_bytes, int64_t max_states) {
-        PlanRequest request;
-        request.budget_bytes = budget_bytes;
-        if (max_states > 0) request.limits.max_states = max_states;
-        return make_plan(get_planner(planner), problem, request);
+      [](const Problem& problem, const std::string& planner, std::optional<int64_t> budget_bytes) {
+        const Planner& entry = get_planner(planner);
+        return make_plan(entry, problem, {budget_bytes, limits_of(entry)});
       },
       py::call_guard<py::gil_scoped_release>());
   module.def("find_plan_without_reruns", &find_plan_without_reruns, py::call_guard<py::gil_scoped_release>());
@@ -318,7 +325,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       "plan_curve",
       [](const Problem& problem, const std::string& planner, int points) {
         std::vector<std::pair<int64_t, int64_t>> curve;
-        for (const CurvePoint& point : plan_curve(get_planner(planner), problem, points, {}))
+        const Planner& entry = get_planner(planner);
+        for (const CurvePoint& point : plan_curve(entry, problem, points, {std::nullopt, limits_of(entry)}))
           curve.emplace_back(point.peak_bytes, point.time_ns);
         return curve;
       },
@@ -335,7 +343,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         input.modules = std::move(modules);
         input.sources = std::move(sources);
         make_report_page("");  // Where there is no page, that is known before planning.
-        input.fronts = make_report_fronts(problem, {});
+        input.fronts = make_report_fronts(problem, limits_of(default_planner()));
         return make_report_page(write_report_data(input));
       },
       py::call_guard<py::gil_scoped_release>());

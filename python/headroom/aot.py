@@ -175,7 +175,7 @@ def too_small(
     kept_free = settings.kept_free_bytes()
     outside = outside_bytes + excess_bytes + kept_free
     smallest = smallest_bytes + outside
-    tightest = _C.make_plan(problem, settings.planner, smallest_bytes, 0)
+    tightest = _C.make_plan(problem, settings.planner, smallest_bytes)
     largest = ""
     if tightest.schedule is not None:
         peak_step = _C.simulate(graph, tightest.schedule).peak_step
@@ -265,7 +265,7 @@ class Shape:
         if plan is None or plan.peak_bytes > budget_bytes:
             self.need_times()
             start = time.perf_counter()
-            plan = _C.make_plan(self.problem, self.settings.planner, max(budget_bytes, 0), 0)
+            plan = _C.make_plan(self.problem, self.settings.planner, max(budget_bytes, 0))
             if plan.smallest_budget_bytes > 0:
                 self._smallest_bytes = plan.smallest_budget_bytes
         taken = 1e3 * (time.perf_counter() - start)

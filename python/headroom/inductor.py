@@ -409,10 +409,10 @@ class Partitioner(CustomPartitionerFn):
         target -= int(_MARGIN * (target - self.resident_bytes))
         if self.is_first and counts_whole_blocks(step.captured.device) and self._is_near_smallest(target):
             self._aimed_bytes, target = target - self.resident_bytes, 0
-        plan = _C.make_plan(step.problem, self.settings.planner, max(target, 0), 0)
+        plan = _C.make_plan(step.problem, self.settings.planner, max(target, 0))
         if plan.schedule is None:
             self.is_smallest = True
-            plan = _C.make_plan(step.problem, self.settings.planner, plan.smallest_budget_bytes, 0)
+            plan = _C.make_plan(step.problem, self.settings.planner, plan.smallest_budget_bytes)
         self.schedule, self.simulated_bytes, self.time_ns = plan.schedule, plan.peak_bytes, plan.time_ns
         return emit(joint, step, plan.schedule)
 
@@ -444,7 +444,7 @@ class Partitioner(CustomPartitionerFn):
 
     def smallest_bytes(self) -> int:
         """That the step adds by the smallest plan."""
-        plan = _C.make_plan(self.step.problem, self.settings.planner, 0, 0)
+        plan = _C.make_plan(self.step.problem, self.settings.planner, 0)
         return plan.smallest_budget_bytes - self.resident_bytes
 
     def allowed_bytes(self) -> int:

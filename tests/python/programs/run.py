@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import linecache
-import unittest.mock
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,6 @@ from torch._inductor import config as inductor_config
 from torch.utils._pytree import tree_map
 
 import headroom
-from headroom import _C
 from programs import prelude
 from programs.budgets import Budgeted, smallest_kernel_plans
 from programs.compare import ROUNDING, TRACED_ARITHMETIC, Failure, Rules, difference, distances
@@ -25,8 +23,6 @@ from programs.program import Program
 
 # A program in which plain PyTorch raises one of these is meant to.
 EXPECTED_ERRORS = ("Boom", prelude.IN_PLACE)
-# What the search for a plan may look at: enough for nearly the plans of the default, in less than half the time.
-MAX_STATES = 10_000
 # With Inductor a program is run in one of these, by its seed: compiling takes nearly all the time.
 INDUCTOR_BUDGETS = (None, "least", "1x", "least")
 # By what share rounding moves a number at most, and how far from plain PyTorch values may be, as a multiple of how far
@@ -73,18 +69,6 @@ def load(program: Program, device: str) -> Callable[[prelude.Compile, prelude.Lo
     namespace = dict(vars(prelude))
     exec(compile(source, name, "exec"), namespace)
     return namespace["program"]
-
-
-@contextlib.contextmanager
-def quick_plans() -> Iterator[None]:
-    """Ends searches for plans early: most programs' time would be theirs."""
-
-    def make_plan(problem: _C.Problem, planner: str, budget_bytes: int | None, _: int) -> _C.Plan:
-        return whole_search(problem, planner, budget_bytes, MAX_STATES)
-
-    whole_search = _C.make_plan
-    with unittest.mock.patch.object(_C, "make_plan", make_plan):
-        yield
 
 
 @contextlib.contextmanager
@@ -154,7 +138,7 @@ class Runner:
         if plain_left:
             return Result("invalid", [Failure("invalid", f"plain PyTorch leaves {plain_left} bytes")])
         check = self.check_eager if self.options.kernels == "eager" else self.check_inductor
-        with fixed_costs(), quick_plans():
+        with fixed_costs():
             failures = check(plain)
         if failures and any(text in failures[0].detail for text in PYTORCH_ERRORS):
             return Result("invalid", failures[:1])
