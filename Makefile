@@ -109,7 +109,7 @@ lint:  ## check formatting, C++ by clang-tidy, Python by ruff
 	tools/setup.sh test
 	cmake --preset asan
 	$(CPP_FILES) | xargs clang-format-14 --dry-run -Werror
-	find headroom/{core,io,plan,report,cli} -name '*.cpp' ! -path headroom/cli/train.cpp | sort | xargs -P $(JOBS) -n 1 clang-tidy-14 -p build/asan --quiet 2> >(grep -v 'warnings generated' >&2)
+	find headroom/{core,algorithm,io,plan,report,cli} -name '*.cpp' ! -path headroom/cli/train.cpp | sort | xargs -P $(JOBS) -n 1 clang-tidy-14 -p build/asan --quiet 2> >(grep -v 'warnings generated' >&2)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 

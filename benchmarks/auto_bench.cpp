@@ -41,9 +41,9 @@
 #include "headroom/core/quote.h"
 #include "headroom/io/file.h"
 #include "headroom/io/read.h"
-#include "headroom/plan/auto.h"
-#include "headroom/plan/exhaustive.h"
-#include "headroom/plan/memory_bound.h"
+#include "headroom/plan/auto/auto.h"
+#include "headroom/plan/bounds/memory_bound.h"
+#include "headroom/plan/exact/exhaustive.h"
 #include "headroom/plan/planners.h"
 #include "tests/support/random.h"
 

@@ -15,8 +15,8 @@
 
 #include "benchmarks/plain_chain.h"
 #include "headroom/core/simulate.h"
-#include "headroom/plan/chain.h"
-#include "headroom/plan/chain_needs.h"
+#include "headroom/plan/chain/chain.h"
+#include "headroom/plan/chain/needs.h"
 
 namespace headroom {
 namespace {

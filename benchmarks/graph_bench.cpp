@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "headroom/core/graph.h"
-#include "headroom/plan/division_tree.h"
-#include "headroom/plan/lower_sets.h"
+#include "headroom/plan/graph/division_tree.h"
+#include "headroom/plan/graph/lower_sets.h"
 
 namespace headroom {
 namespace {

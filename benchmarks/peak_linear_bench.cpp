@@ -6,7 +6,7 @@
 #include <string>
 
 #include "benchmarks/summary.h"
-#include "headroom/plan/peak_linear.h"
+#include "headroom/plan/chain/peak_linear.h"
 
 namespace headroom {
 namespace {

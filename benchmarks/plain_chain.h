@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "headroom/plan/chain_needs.h"
+#include "headroom/plan/chain/needs.h"
 
 namespace headroom {
 

@@ -10,7 +10,7 @@
 #include "headroom/core/chain.h"
 #include "headroom/core/edit.h"
 #include "headroom/core/simulate.h"
-#include "headroom/plan/checkpoints.h"
+#include "headroom/plan/chain/checkpoints.h"
 
 namespace headroom {
 namespace {

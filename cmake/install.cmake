@@ -1,12 +1,13 @@
-# After `cmake --install`, find_package(headroom) gives headroom::core, headroom::io and headroom::plan; built with
-# HEADROOM_RUNTIME also headroom::runtime and headroom::zoo, and it finds Torch, which CMAKE_PREFIX_PATH must lead to.
+# After `cmake --install`, find_package(headroom) gives headroom::core, headroom::algorithm, headroom::io and headroom::plan;
+# built with HEADROOM_RUNTIME also headroom::runtime and headroom::zoo, and it finds Torch, which CMAKE_PREFIX_PATH must
+# lead to.
 
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/headroom)
-install(TARGETS headroom_core headroom_io headroom_plan EXPORT headroom)
+install(TARGETS headroom_core headroom_algorithm headroom_io headroom_plan EXPORT headroom)
 install(TARGETS headroom)
-install(DIRECTORY headroom/core headroom/io headroom/plan
+install(DIRECTORY headroom/core headroom/algorithm headroom/io headroom/plan
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/headroom FILES_MATCHING PATTERN "*.h")
 if(HEADROOM_RUNTIME)
   install(TARGETS headroom_runtime headroom_zoo EXPORT headroom)

@@ -8,13 +8,14 @@ torch=$(python3 -W ignore -c 'import os, torch; print(os.path.dirname(torch.__fi
 cuda=${CUDA_HOME:-/usr/local/cuda}
 objects=build/gpu
 mkdir -p "$objects"
+rm -f "$objects"/*.o  # Those of files that are no more would be linked too.
 compile() {
   g++ -std=c++20 -O2 -I. -isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include" \
     -isystem "$cuda/include" -c "$1" -o "$objects/${1//\//_}.o"
 }
 export torch cuda objects
 export -f compile
-printf '%s\n' headroom/{core,plan,runtime,zoo}/*.cpp benchmarks/gpu/*.cpp |
+printf '%s\n' headroom/{core,algorithm,runtime,zoo}/*.cpp headroom/plan/{,*/}*.cpp benchmarks/gpu/*.cpp |
   xargs -P "$(nproc)" -I{} bash -c 'compile {}'
 for program in train_check peak_table; do
   g++ "$objects"/headroom_*.o "$objects/benchmarks_gpu_$program.cpp.o" -o "$objects/$program" -L"$torch/lib" \

@@ -20,7 +20,7 @@
 #include "headroom/io/file.h"
 #include "headroom/io/json.h"
 #include "headroom/io/size.h"
-#include "headroom/plan/checkpoints.h"
+#include "headroom/plan/chain/checkpoints.h"
 #include "headroom/report/page.h"
 #include "headroom/runtime/join.h"
 #include "headroom/runtime/kernels.h"

@@ -7,17 +7,17 @@
 
 #include "headroom/core/quote.h"
 #include "headroom/core/simulate.h"
-#include "headroom/plan/auto.h"
-#include "headroom/plan/binomial.h"
-#include "headroom/plan/bound.h"
-#include "headroom/plan/chain.h"
-#include "headroom/plan/division_tree.h"
-#include "headroom/plan/even.h"
-#include "headroom/plan/exhaustive.h"
-#include "headroom/plan/lower_sets.h"
-#include "headroom/plan/peak_cubic.h"
-#include "headroom/plan/peak_linear.h"
-#include "headroom/plan/sqrt.h"
+#include "headroom/plan/auto/auto.h"
+#include "headroom/plan/bounds/time_bound.h"
+#include "headroom/plan/chain/binomial.h"
+#include "headroom/plan/chain/chain.h"
+#include "headroom/plan/chain/even.h"
+#include "headroom/plan/chain/peak_cubic.h"
+#include "headroom/plan/chain/peak_linear.h"
+#include "headroom/plan/chain/sqrt.h"
+#include "headroom/plan/exact/exhaustive.h"
+#include "headroom/plan/graph/division_tree.h"
+#include "headroom/plan/graph/lower_sets.h"
 
 namespace headroom {
 namespace {

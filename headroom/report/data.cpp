@@ -6,7 +6,7 @@
 #include "headroom/core/lifetimes.h"
 #include "headroom/core/simulate.h"
 #include "headroom/io/names.h"
-#include "headroom/plan/memory_bound.h"
+#include "headroom/plan/bounds/memory_bound.h"
 
 namespace headroom {
 namespace {

@@ -1,15 +1,15 @@
-#include "headroom/plan/auto.h"
+#include "headroom/plan/auto/auto.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "headroom/algorithm/max_flow.h"
 #include "headroom/core/simulate.h"
 #include "headroom/io/text.h"
-#include "headroom/plan/auto_search.h"
-#include "headroom/plan/chain.h"
-#include "headroom/plan/exhaustive.h"
-#include "headroom/plan/max_flow.h"
-#include "headroom/plan/memory_bound.h"
+#include "headroom/plan/auto/search.h"
+#include "headroom/plan/bounds/memory_bound.h"
+#include "headroom/plan/chain/chain.h"
+#include "headroom/plan/exact/exhaustive.h"
 #include "tests/support/build.h"
 #include "tests/support/networks.h"
 #include "tests/support/random.h"

@@ -9,10 +9,10 @@
 
 #include "headroom/core/simulate.h"
 #include "headroom/io/text.h"
-#include "headroom/plan/auto.h"
-#include "headroom/plan/bound.h"
-#include "headroom/plan/exhaustive.h"
-#include "headroom/plan/memory_bound.h"
+#include "headroom/plan/auto/auto.h"
+#include "headroom/plan/bounds/memory_bound.h"
+#include "headroom/plan/bounds/time_bound.h"
+#include "headroom/plan/exact/exhaustive.h"
 #include "headroom/plan/planners.h"
 #include "tests/support/random.h"
 

@@ -1,4 +1,4 @@
-#include "headroom/plan/binomial.h"
+#include "headroom/plan/chain/binomial.h"
 
 #include <gtest/gtest.h>
 

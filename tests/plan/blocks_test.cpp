@@ -1,4 +1,4 @@
-#include "headroom/plan/blocks.h"
+#include "headroom/plan/auto/blocks.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "headroom/core/chain.h"
-#include "headroom/plan/auto.h"
+#include "headroom/plan/auto/auto.h"
 #include "tests/support/build.h"
 
 namespace headroom {

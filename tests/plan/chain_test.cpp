@@ -1,4 +1,4 @@
-#include "headroom/plan/chain.h"
+#include "headroom/plan/chain/chain.h"
 
 #include <gtest/gtest.h>
 
@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "headroom/core/simulate.h"
-#include "headroom/plan/chain_needs.h"
-#include "headroom/plan/chain_steps.h"
-#include "headroom/plan/chain_table.h"
+#include "headroom/plan/chain/needs.h"
+#include "headroom/plan/chain/steps.h"
+#include "headroom/plan/chain/table.h"
 
 namespace headroom {
 namespace {
@@ -402,7 +402,7 @@ TEST(PlanChain, ThreadsDoNotChangeThePlan) {
   }
 }
 
-/// The recurrence as chain_table.h states it, without blocks, tiles and skipping.
+/// The recurrence as table.h states it, without blocks, tiles and skipping.
 std::vector<double> plain_table(const ChainNeeds& needs, int64_t capacity, const std::vector<int64_t>& forward_ns) {
   const auto width = static_cast<size_t>(capacity + 1);
   const auto length = static_cast<size_t>(needs.length);

@@ -1,13 +1,13 @@
-#include "headroom/plan/checkpoints.h"
+#include "headroom/plan/chain/checkpoints.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "headroom/core/simulate.h"
-#include "headroom/plan/even.h"
-#include "headroom/plan/peak_cubic.h"
-#include "headroom/plan/peak_linear.h"
-#include "headroom/plan/sqrt.h"
+#include "headroom/plan/chain/even.h"
+#include "headroom/plan/chain/peak_cubic.h"
+#include "headroom/plan/chain/peak_linear.h"
+#include "headroom/plan/chain/sqrt.h"
 #include "tests/support/build.h"
 #include "tests/support/networks.h"
 #include "tests/support/random.h"

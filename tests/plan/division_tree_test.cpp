@@ -1,4 +1,4 @@
-#include "headroom/plan/division_tree.h"
+#include "headroom/plan/graph/division_tree.h"
 
 #include <gtest/gtest.h>
 

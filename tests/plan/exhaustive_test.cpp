@@ -1,4 +1,4 @@
-#include "headroom/plan/exhaustive.h"
+#include "headroom/plan/exact/exhaustive.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include "headroom/core/chain.h"
 #include "headroom/core/simulate.h"
 #include "headroom/io/text.h"
-#include "headroom/plan/bound.h"
+#include "headroom/plan/bounds/time_bound.h"
 #include "headroom/plan/planners.h"
 #include "tests/support/build.h"
 #include "tests/support/random.h"

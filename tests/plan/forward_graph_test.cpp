@@ -1,4 +1,4 @@
-#include "headroom/plan/forward_graph.h"
+#include "headroom/plan/graph/forward_graph.h"
 
 #include <gtest/gtest.h>
 

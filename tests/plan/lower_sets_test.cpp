@@ -1,4 +1,4 @@
-#include "headroom/plan/lower_sets.h"
+#include "headroom/plan/graph/lower_sets.h"
 
 #include <gtest/gtest.h>
 

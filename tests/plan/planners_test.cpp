@@ -7,8 +7,8 @@
 
 #include "headroom/core/simulate.h"
 #include "headroom/io/text.h"
-#include "headroom/plan/bound.h"
-#include "headroom/plan/chain_steps.h"
+#include "headroom/plan/bounds/time_bound.h"
+#include "headroom/plan/chain/steps.h"
 #include "tests/support/build.h"
 #include "tests/support/networks.h"
 #include "tests/support/random.h"

@@ -1,4 +1,4 @@
-#include "headroom/plan/segments.h"
+#include "headroom/plan/graph/segments.h"
 
 #include <gtest/gtest.h>
 

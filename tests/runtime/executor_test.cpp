@@ -12,7 +12,7 @@
 #include <torch/utils.h>
 
 #include "headroom/core/simulate.h"
-#include "headroom/plan/checkpoints.h"
+#include "headroom/plan/chain/checkpoints.h"
 #include "headroom/plan/planners.h"
 #include "headroom/runtime/join.h"
 #include "headroom/runtime/measure.h"

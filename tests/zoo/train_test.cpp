@@ -14,7 +14,7 @@
 #include <iterator>
 #include <set>
 
-#include "headroom/plan/checkpoints.h"
+#include "headroom/plan/chain/checkpoints.h"
 #include "headroom/runtime/meter.h"
 #include "headroom/zoo/zoo.h"
 

@@ -1,0 +1,139 @@
+#include "headroom/plan/auto/starts.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace headroom {
+namespace {
+
+size_t at(int32_t i) { return static_cast<size_t>(i); }
+
+class FasterBase {
+ public:
+  explicit FasterBase(const FlatGraph& flat) : flat_(flat), producer_(at(flat.value_count), -1) {
+    for (int32_t v = 0; v < flat.value_count; ++v)
+      if (!flat.producers(v).empty()) producer_[at(v)] = flat.producers(v).back();
+  }
+
+  std::vector<int32_t> find(const std::vector<int32_t>& base) {
+    std::vector<int32_t> best;
+    if (!flat_.has_alternatives) return best;
+    int64_t best_ns = time_of(base);
+    int64_t work = 0;
+    for (int32_t op = 0; op < flat_.op_count && work < kMostWork; ++op) {
+      const auto is_slower = [&](int32_t v) { return flat_.time_ns[at(producer_[at(v)])] > flat_.time_ns[at(op)]; };
+      if (!std::ranges::any_of(flat_.outputs(op), is_slower)) continue;
+      const std::vector<int32_t> before = producer_;
+      for (const int32_t v : flat_.outputs(op)) producer_[at(v)] = op;
+      std::vector<int32_t> runs = needed_runs();
+      work += flat_.op_count;
+      if (runs.empty() || time_of(runs) >= best_ns) {
+        producer_ = before;
+        continue;
+      }
+      best_ns = time_of(runs);
+      best = std::move(runs);
+    }
+    return best;
+  }
+
+ private:
+  static constexpr int64_t kMostWork = 10'000'000;  ///< ops looked at
+
+  int64_t time_of(const std::vector<int32_t>& runs) const {
+    int64_t sum_ns = 0;
+    for (const int32_t op : runs)
+      if (__builtin_add_overflow(sum_ns, flat_.time_ns[at(op)], &sum_ns)) return std::numeric_limits<int64_t>::max();
+    return sum_ns;
+  }
+
+  /// The ops that the step's outputs need by producer_, in the base order; empty where that is none for them.
+  std::vector<int32_t> needed_runs() const {
+    std::vector<uint8_t> is_needed(at(flat_.op_count), 0);
+    std::vector<int32_t> open;
+    const auto need = [&](int32_t v) {
+      const int32_t op = producer_[at(v)];
+      if (is_needed[at(op)] == 0) open.push_back(op);
+      is_needed[at(op)] = 1;
+    };
+    for (const ValueId id : flat_.graph.outputs())
+      if (!flat_.graph.value(id).resident) need(static_cast<int32_t>(id));
+    while (!open.empty()) {
+      const int32_t op = open.back();
+      open.pop_back();
+      for (const int32_t u : flat_.inputs(op)) need(u);
+    }
+    std::vector<int32_t> runs;
+    std::vector<uint8_t> is_made(at(flat_.value_count), 0);
+    for (int32_t op = 0; op < flat_.op_count; ++op) {
+      if (is_needed[at(op)] == 0) continue;
+      if (!std::ranges::all_of(flat_.inputs(op), [&](int32_t u) { return is_made[at(u)] != 0; })) return {};
+      for (const int32_t v : flat_.outputs(op)) is_made[at(v)] = 1;
+      runs.push_back(op);
+    }
+    return runs;
+  }
+
+  const FlatGraph& flat_;
+  std::vector<int32_t> producer_;  ///< by value; -1: resident
+};
+
+}  // namespace
+
+std::vector<int32_t> faster_base(const FlatGraph& flat, const std::vector<int32_t>& base) {
+  return FasterBase(flat).find(base);
+}
+
+std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base,
+                                     const MemoryBound& bound) {
+  if (bound.moment.empty()) return {};
+  std::vector<uint8_t> is_there(at(flat.value_count), 1);
+  std::vector<uint8_t> is_made(at(flat.value_count), 0);
+  std::vector<int32_t> runs;
+  const auto add = [&](int32_t op) {
+    runs.push_back(op);
+    for (const int32_t v : flat.outputs(op)) is_there[at(v)] = is_made[at(v)] = 1;
+  };
+  // Listed before the reader, so that no two ops wait for each other; -1: none can run, and the value stays instead.
+  const auto maker_for = [&](int32_t v, int32_t reader) {
+    const auto can_run = [&](int32_t op) {
+      return op < reader && std::ranges::all_of(flat.inputs(op), [&](int32_t u) { return is_made[at(u)] != 0; });
+    };
+    const auto found = std::ranges::find_if(flat.makers(v), can_run);
+    return found == flat.makers(v).end() ? -1 : *found;
+  };
+  size_t position = 0;
+  for (; position < base.size(); ++position) {
+    add(base[position]);
+    if (std::ranges::find(bound.moment, static_cast<OpId>(base[position])) != bound.moment.end()) break;
+  }
+  if (position == base.size()) return {};
+  for (size_t i = 0; i < position; ++i)
+    for (const int32_t v : flat.outputs(base[i])) is_there[at(v)] = flat.maker[at(v)] < 0 ? 1 : 0;
+  for (const ValueId id : bound.kept) is_there[index(id)] = 1;
+  for (const int32_t v : flat.inputs(base[position])) is_there[at(v)] = 1;
+  std::vector<int32_t> open;  // ops, each before those that it waits for
+  for (++position; position < base.size(); ++position) {
+    open.assign(1, base[position]);
+    while (!open.empty()) {
+      const int32_t op = open.back();
+      int32_t next = -1;
+      // What takes more with it first: a tape before its output.
+      for (const int32_t u : flat.inputs(op)) {
+        const int32_t maker = is_there[at(u)] == 0 ? maker_for(u, op) : -1;
+        if (maker >= 0 && (next < 0 || flat.outputs(maker).size() > flat.outputs(next).size())) next = maker;
+      }
+      if (next >= 0) {
+        open.push_back(next);
+      } else {
+        add(op);
+        open.pop_back();
+      }
+    }
+  }
+  for (const ValueId id : flat.graph.outputs())
+    if (!flat.graph.value(id).resident && is_there[index(id)] == 0) return {};
+  return runs;
+}
+
+}  // namespace headroom

@@ -1,0 +1,273 @@
+#include "headroom/plan/bounds/memory_bound.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "headroom/algorithm/max_flow.h"
+#include "headroom/core/schedule.h"
+#include "headroom/core/simulate.h"
+#include "headroom/plan/bounds/time_bound.h"
+
+namespace headroom {
+namespace {
+
+/// Looked at, evenly along the base order, and as many where plain training takes most.
+constexpr int kMoments = 24;
+constexpr int kPrices = 12;       ///< tried at most, for one moment
+constexpr double kSafety = 1e-9;  ///< relative, for sums of doubles
+
+size_t at(int i) { return static_cast<size_t>(i); }
+
+bool contains(const std::vector<ValueId>& ids, ValueId id) { return std::ranges::find(ids, id) != ids.end(); }
+
+/// Groups of alternatives and which of them must run before which; see time_bound.h.
+class Dependences {
+ public:
+  explicit Dependences(const Graph& graph) : graph_(graph), groups_(find_needed_groups(graph)) {
+    before_.resize(groups_.ops.size());
+    after_.resize(groups_.ops.size());
+    for (size_t g = 0; g < groups_.ops.size(); ++g) {
+      for (const ValueId id : common_inputs(groups_.ops[g])) {
+        if (graph.value(id).resident) continue;
+        const int maker = group_of(id);
+        before_[g].push_back(maker);
+        after_[at(maker)].push_back(static_cast<int>(g));
+      }
+    }
+  }
+
+  const NeededGroups& groups() const { return groups_; }
+  int group_of(ValueId id) const { return groups_.group_of_op[index(graph_.producers(id).front())]; }
+  std::vector<uint8_t> ancestors(int group) const { return reached(before_, group); }
+  std::vector<uint8_t> descendants(int group) const { return reached(after_, group); }
+
+  /// What all of some ops read.
+  std::vector<ValueId> common_inputs(std::span<const OpId> ops) const {
+    std::vector<ValueId> ids = graph_.op(ops.front()).inputs;
+    std::erase_if(ids, [&](ValueId id) {
+      return !std::ranges::all_of(ops, [&](OpId op) { return contains(graph_.op(op).inputs, id); });
+    });
+    return ids;
+  }
+
+ private:
+  /// Without the group itself.
+  static std::vector<uint8_t> reached(const std::vector<std::vector<int>>& edges, int group) {
+    std::vector<uint8_t> seen(edges.size(), 0);
+    std::vector<int> open{group};
+    while (!open.empty()) {
+      const int g = open.back();
+      open.pop_back();
+      for (const int next : edges[at(g)]) {
+        if (seen[at(next)] == 0) open.push_back(next);
+        seen[at(next)] = 1;
+      }
+    }
+    return seen;
+  }
+
+  const Graph& graph_;
+  NeededGroups groups_;
+  std::vector<std::vector<int>> before_;
+  std::vector<std::vector<int>> after_;
+};
+
+/// One moment: a group at its first run.
+struct Moment {
+  int group = 0;
+  int64_t own_bytes = 0;          ///< at least, of the op's own and what is resident
+  int64_t wanted_bytes = 0;       ///< of `wanted`
+  std::vector<ValueId> wanted;    ///< made before, needed after, not the op's own
+  std::vector<uint8_t> is_there;  ///< by value: the op's inputs and outputs
+};
+
+}  // namespace
+
+class MemoryBounds::Moments {
+ public:
+  explicit Moments(const Graph& graph)
+      : graph_(graph), dependences_(graph), least_ns_(time_lower_bound_ns(graph)), moments_(find_moments()) {
+    for (const Op& op : graph.ops()) total_ns_ += static_cast<double>(op.time_ns);
+  }
+
+  MemoryBound bound(int64_t budget_bytes, int cuts) const {
+    MemoryBound bound{least_ns_, true, {}, {}};
+    double extra_ns = 0;
+    int tried = 0;
+    for (const Moment& moment : moments_) {
+      const int64_t room_bytes = budget_bytes - moment.own_bytes;
+      if (moment.wanted_bytes <= room_bytes || tried++ == cuts) break;
+      Line way{};
+      const double found_ns = extra_at(moment, static_cast<double>(room_bytes), way);
+      if (found_ns == kInfinity) return {bound.time_ns, false, {}, {}};
+      if (found_ns <= extra_ns) continue;
+      extra_ns = found_ns;
+      bound.moment = dependences_.groups().ops[at(moment.group)];
+      bound.kept = std::move(way.kept);
+    }
+    extra_ns = std::ceil(extra_ns);  // times are whole
+    if (extra_ns < 0x1p62 - static_cast<double>(bound.time_ns)) bound.time_ns += static_cast<int64_t>(extra_ns);
+    return bound;
+  }
+
+ private:
+  /// What plan and price make of a moment.
+  struct Line {
+    double time_ns = 0;
+    double bytes = 0;  ///< kept
+    double least = 0;  ///< time + price * bytes is no less in any way: the flow
+    std::vector<ValueId> kept;
+  };
+
+  /// Those that need most in all first.
+  std::vector<Moment> find_moments() const {
+    std::vector<std::pair<int64_t, int>> runs;  // of plain training: bytes and group
+    const Schedule plain = store_all(graph_);
+    const Simulation simulation = simulate(graph_, plain);
+    for (size_t i = 0; i < plain.steps.size(); ++i) {
+      if (!plain.steps[i].is_run()) continue;
+      const int group = dependences_.groups().group_of_op[index(plain.steps[i].op())];
+      if (dependences_.groups().needed[at(group)] != 0) runs.emplace_back(simulation.moment_bytes[i], group);
+    }
+    const size_t tried = std::min(runs.size(), at(kMoments));
+    std::vector<int> groups;
+    for (size_t i = 0; i < tried; ++i) groups.push_back(runs[i * runs.size() / tried].second);
+    std::ranges::stable_sort(runs, std::greater<>(), [](const auto& run) { return run.first; });
+    for (size_t i = 0; i < tried; ++i) groups.push_back(runs[i].second);
+    std::ranges::sort(groups);
+    groups.erase(std::unique(groups.begin(), groups.end()), groups.end());
+    std::vector<Moment> moments;
+    for (const int group : groups) moments.push_back(moment_of(group));
+    std::ranges::stable_sort(moments, std::greater<>(),
+                             [](const Moment& moment) { return moment.wanted_bytes + moment.own_bytes; });
+    return moments;
+  }
+
+  Moment moment_of(int group) const {
+    Moment moment;
+    moment.group = group;
+    moment.is_there.assign(graph_.values().size(), 0);
+    const std::vector<OpId>& ops = dependences_.groups().ops[at(group)];
+    // The least that any of the alternatives needs.
+    int64_t least_bytes = std::numeric_limits<int64_t>::max();
+    for (const OpId id : ops) {
+      const Op& op = graph_.op(id);
+      int64_t bytes = op.workspace_bytes;
+      int64_t in_place = 0;
+      for (const std::vector<ValueId>* ids : {&op.inputs, &op.outputs}) {
+        for (const ValueId value : *ids) {
+          moment.is_there[index(value)] = 1;
+          if (!graph_.value(value).resident) bytes += graph_.value(value).bytes;
+        }
+      }
+      for (const ValueId value : op.overwrites) in_place = std::max(in_place, graph_.value(value).bytes);
+      least_bytes = std::min(least_bytes, bytes - in_place);
+    }
+    moment.own_bytes = graph_.resident_bytes() + least_bytes;
+    const std::vector<uint8_t> before = dependences_.ancestors(group);
+    const std::vector<uint8_t> after = dependences_.descendants(group);
+    std::vector<uint8_t> is_wanted(graph_.values().size(), 0);
+    const auto want = [&](ValueId id) {
+      const size_t v = index(id);
+      if (graph_.value(id).resident || moment.is_there[v] != 0 || is_wanted[v] != 0) return;
+      if (before[at(dependences_.group_of(id))] == 0) return;
+      is_wanted[v] = 1;
+      moment.wanted.push_back(id);
+      moment.wanted_bytes += graph_.value(id).bytes;
+    };
+    for (size_t g = 0; g < after.size(); ++g)
+      if (after[g] != 0 && dependences_.groups().needed[g] != 0)
+        for (const ValueId id : dependences_.common_inputs(dependences_.groups().ops[g])) want(id);
+    for (const ValueId id : graph_.outputs()) want(id);
+    return moment;
+  }
+
+  /// The least of time made again + price * bytes kept, as the line of a way that has it.
+  Line cheapest(const Moment& moment, double price) const {
+    // Nodes: by value, needed after; by group, run again; 0 and 1 are source and sink.
+    MaxFlow flow(2);
+    std::vector<int> node_of_value(graph_.values().size(), -1);
+    std::vector<int> node_of_group(dependences_.groups().ops.size(), -1);
+    std::vector<ValueId> open;
+    const auto need = [&](ValueId id) {
+      int& node = node_of_value[index(id)];
+      if (node < 0) {
+        node = flow.add_node();
+        open.push_back(id);
+      }
+      return node;
+    };
+    for (const ValueId id : moment.wanted) flow.add_edge(0, need(id), kInfinity);
+    std::vector<std::pair<int, ValueId>> keeps;   // edge
+    std::vector<std::pair<int, double>> remakes;  // edge, time
+    while (!open.empty()) {
+      const ValueId id = open.back();
+      open.pop_back();
+      const int group = dependences_.group_of(id);
+      int again = node_of_group[at(group)];
+      if (again < 0) {
+        again = node_of_group[at(group)] = flow.add_node();
+        const std::vector<OpId>& ops = dependences_.groups().ops[at(group)];
+        // An op that may run only once has run before, unless an alternative has run instead.
+        const bool can_run_again = ops.size() > 1 || graph_.op(ops.front()).recompute;
+        const double time_ns = can_run_again ? static_cast<double>(fastest_ns(graph_, ops)) : kInfinity;
+        remakes.emplace_back(flow.add_edge(again, 1, time_ns), time_ns);
+        if (can_run_again)
+          for (const ValueId input : dependences_.common_inputs(ops))
+            if (!graph_.value(input).resident && moment.is_there[index(input)] == 0)
+              flow.add_edge(again, need(input), kInfinity);
+      }
+      keeps.emplace_back(flow.add_edge(node_of_value[index(id)], again, price * bytes_of(id)), id);
+    }
+    Line line{0, 0, flow.run(0, 1), {}};
+    for (const auto& [edge, time_ns] : remakes)
+      if (flow.is_cut(edge)) line.time_ns += time_ns;
+    for (const auto& [edge, id] : keeps) {
+      if (!flow.is_cut(edge)) continue;
+      line.bytes += bytes_of(id);
+      line.kept.push_back(id);
+    }
+    return line;
+  }
+
+  double bytes_of(ValueId id) const { return static_cast<double>(graph_.value(id).bytes); }
+
+  /// The largest over all prices; infinite where nothing fits. `way` is the fastest one met that fits.
+  double extra_at(const Moment& moment, double room, Line& way) const {
+    Line all{0, static_cast<double>(moment.wanted_bytes), 0, {}};
+    Line least = cheapest(moment, 2 * total_ns_);  // a byte less is worth any time
+    if (least.bytes > room * (1 + kSafety) + 0.5) return kInfinity;
+    double best_ns = 0;
+    for (int i = 0; i < kPrices && all.bytes > least.bytes; ++i) {
+      const double price = (least.time_ns - all.time_ns) / (all.bytes - least.bytes);
+      Line line = cheapest(moment, price);
+      // Less than exact by more than what doubles can be wrong by.
+      best_ns = std::max(best_ns, line.least - price * room - kSafety * (line.least + price * std::abs(room)));
+      const double known = all.time_ns + price * all.bytes;
+      if (line.least >= known * (1 - kSafety)) break;
+      (line.bytes > room ? all : least) = std::move(line);
+    }
+    way = std::move(least);
+    return best_ns;
+  }
+
+  static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const Graph& graph_;
+  Dependences dependences_;
+  int64_t least_ns_;
+  double total_ns_ = 1;
+  std::vector<Moment> moments_;
+};
+
+MemoryBounds::MemoryBounds(const Graph& graph) : moments_(std::make_unique<const Moments>(graph)) {}
+MemoryBounds::~MemoryBounds() = default;
+
+MemoryBound MemoryBounds::within(int64_t budget_bytes, int cuts) const { return moments_->bound(budget_bytes, cuts); }
+
+MemoryBound memory_bound(const Graph& graph, int64_t budget_bytes, int cuts) {
+  return MemoryBounds(graph).within(budget_bytes, cuts);
+}
+
+}  // namespace headroom
