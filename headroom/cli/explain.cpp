@@ -143,7 +143,7 @@ int64_t budget_step_bytes(int64_t base_peak_bytes) {
 std::string explain_alternatives(const Subject& subject, const PlanLimits& limits) {
   const Problem& problem = subject.problem;
   const Simulation& simulation = subject.simulation;
-  const Planner& planner = get_planner("auto");
+  const Planner& planner = default_planner();
   const int64_t step_bytes = budget_step_bytes(problem.base_peak_bytes);
   const int64_t now_ns = simulation.time_ns;
   const auto plan_within = [&](int64_t budget_bytes) { return make_plan(planner, problem, {budget_bytes, limits}); };

@@ -43,7 +43,7 @@ void add_planner_options(CLI::App& command, PlanArguments& arguments) {
       ->check(whole_number(1, std::numeric_limits<int>::max()));
   command.add_flag("--reentrant", arguments.options.reentrant, "run checkpoints as PyTorch's reentrant ones");
   command.add_flag("--exact", arguments.options.exact, "lower-sets: all lower sets");
-  command.add_flag("--keep-order", arguments.options.keep_order,
+  command.add_flag("--keep-order", arguments.keep_order,
                    "auto, exhaustive: only schedules that keep the base order of first runs (the default)");
 }
 

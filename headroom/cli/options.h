@@ -18,6 +18,7 @@ struct PlanArguments {
   std::string planner = "auto";
   std::optional<std::string> budget;
   PlannerOptions options;
+  bool keep_order = true;  ///< the only order that there is as yet
   Effort effort = Effort::kNormal;
   int threads = 0;
 };

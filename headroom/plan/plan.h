@@ -49,4 +49,11 @@ struct PlanResult {
   std::vector<int> checkpoints;        ///< of subset planners: stages whose outputs are kept, 1..L-1, ascending
 };
 
+/// A point of a front of plans.
+struct CurvePoint {
+  int64_t peak_bytes = 0;
+  int64_t time_ns = 0;
+  bool operator==(const CurvePoint&) const = default;
+};
+
 }  // namespace headroom

@@ -8,7 +8,6 @@
 #include "headroom/core/quote.h"
 #include "headroom/core/simulate.h"
 #include "headroom/plan/auto/auto.h"
-#include "headroom/plan/bounds/time_bound.h"
 #include "headroom/plan/chain/binomial.h"
 #include "headroom/plan/chain/chain.h"
 #include "headroom/plan/chain/even.h"
@@ -67,25 +66,81 @@ PlanResult exhaustive_plan(const Problem& problem, const PlanRequest& request, c
   return plan_exhaustive(problem.graph, request);
 }
 
+PlanResult auto_plan(const Problem& problem, const PlanRequest& request, const PlannerOptions&) {
+  return plan_auto(problem, request);
+}
+
 constexpr bool kChains = false;
 constexpr bool kGraphs = true;
 
 constexpr std::array<Planner, 11> kPlanners = {{
-    {"store-all", kGraphs, Minimises::kTime, false, false, "plain training", store_all_plan},
-    {"even", kChains, Minimises::kPeak, false, true, "PyTorch's checkpoint_sequential", even_plan},
-    {"sqrt", kChains, Minimises::kPeak, false, true, "Chen et al. 2016, arXiv 1604.06174", sqrt_plan},
-    {"binomial", kChains, Minimises::kTime, false, false, "Griewank & Walther 2000, Algorithm 799: revolve",
-     binomial_plan},
-    {"peak-cubic", kChains, Minimises::kPeak, false, true, "Hong et al. 2025, arXiv 2502.12499, Theorem 1",
-     peak_cubic_plan},
-    {"peak-linear", kChains, Minimises::kPeak, false, true, "Hong et al. 2025, arXiv 2502.12499", peak_linear_plan},
-    {"chain", kChains, Minimises::kTime, true, false, "Beaumont et al. 2019, arXiv 1911.13214 (Rotor)", chain_plan},
-    {"division-tree", kGraphs, Minimises::kPeak, false, true, "Feng & Huang 2021, arXiv 1808.00079",
-     division_tree_plan},
-    {"lower-sets", kGraphs, Minimises::kTime, false, false, "Kusumoto et al. 2019, arXiv 1905.11722", lower_sets_plan},
-    {"exhaustive", kGraphs, Minimises::kTime, false, false, "every schedule in base order, small inputs only",
-     exhaustive_plan},
-    {"auto", kGraphs, Minimises::kTime, true, false, "minimum cuts, descent and polish, ours", plan_auto},
+    {.name = "store-all",
+     .takes_graphs = kGraphs,
+     .minimises = Minimises::kTime,
+     .source = "plain training",
+     .plan = store_all_plan},
+    {.name = "even",
+     .takes_graphs = kChains,
+     .minimises = Minimises::kPeak,
+     .chooses_checkpoints = true,
+     .source = "PyTorch's checkpoint_sequential",
+     .plan = even_plan},
+    {.name = "sqrt",
+     .takes_graphs = kChains,
+     .minimises = Minimises::kPeak,
+     .chooses_checkpoints = true,
+     .source = "Chen et al. 2016, arXiv 1604.06174",
+     .plan = sqrt_plan},
+    {.name = "binomial",
+     .takes_graphs = kChains,
+     .minimises = Minimises::kTime,
+     .cost = CostClass::kSteep,
+     .source = "Griewank & Walther 2000, Algorithm 799: revolve",
+     .plan = binomial_plan},
+    {.name = "peak-cubic",
+     .takes_graphs = kChains,
+     .minimises = Minimises::kPeak,
+     .chooses_checkpoints = true,
+     .source = "Hong et al. 2025, arXiv 2502.12499, Theorem 1",
+     .plan = peak_cubic_plan},
+    {.name = "peak-linear",
+     .takes_graphs = kChains,
+     .minimises = Minimises::kPeak,
+     .chooses_checkpoints = true,
+     .source = "Hong et al. 2025, arXiv 2502.12499",
+     .plan = peak_linear_plan},
+    {.name = "chain",
+     .takes_graphs = kChains,
+     .minimises = Minimises::kTime,
+     .needs_budget = true,
+     .cost = CostClass::kSteep,
+     .source = "Beaumont et al. 2019, arXiv 1911.13214 (Rotor)",
+     .plan = chain_plan},
+    {.name = "division-tree",
+     .takes_graphs = kGraphs,
+     .minimises = Minimises::kPeak,
+     .chooses_checkpoints = true,
+     .source = "Feng & Huang 2021, arXiv 1808.00079",
+     .plan = division_tree_plan},
+    {.name = "lower-sets",
+     .takes_graphs = kGraphs,
+     .minimises = Minimises::kTime,
+     .cost = CostClass::kSteep,
+     .source = "Kusumoto et al. 2019, arXiv 1905.11722",
+     .plan = lower_sets_plan},
+    {.name = "exhaustive",
+     .takes_graphs = kGraphs,
+     .minimises = Minimises::kTime,
+     .source = "every schedule in base order, small inputs only",
+     .plan = exhaustive_plan},
+    {.name = "auto",
+     .takes_graphs = kGraphs,
+     .minimises = Minimises::kTime,
+     .needs_budget = true,
+     .cost = CostClass::kSearch,
+     .source = "minimum cuts, descent and polish, ours",
+     .plan = auto_plan,
+     .curve = auto_curve},
 }};
 
 PlanStatus status_of(const Plan& plan) {
@@ -96,23 +151,9 @@ PlanStatus status_of(const Plan& plan) {
 
 }  // namespace
 
-Problem::Problem(Graph step, std::optional<Chain> same) : graph(std::move(step)), chain(std::move(same)) {
-  const Simulation plain = simulate(graph, store_all(graph));
-  base_peak_bytes = plain.peak_bytes;
-  base_time_ns = plain.time_ns;
-  lower_bound_ns = time_lower_bound_ns(graph);
-  fronts = std::make_shared<AutoFronts>();
-}
-
-Problem make_problem(const Graph& graph) {
-  std::optional<ChainMatch> match = find_chain(graph);
-  if (match) return Problem(std::move(match->graph), std::move(match->chain));
-  return Problem(graph);
-}
-
-Problem make_problem(const Chain& chain) { return Problem(to_graph(chain), chain); }
-
 std::span<const Planner> planners() { return kPlanners; }
+
+const Planner& default_planner() { return kPlanners.back(); }
 
 const Planner& get_planner(std::string_view name) {
   std::string known;
@@ -192,7 +233,7 @@ Plan make_plan(const Planner& planner, const Problem& problem, const PlanRequest
 
 std::optional<Plan> find_plan_without_reruns(const Problem& problem) {
   Plan plan;
-  plan.planner = &get_planner("auto");
+  plan.planner = &default_planner();
   plan.on_chain = problem.chain.has_value();
   const auto start = std::chrono::steady_clock::now();
   plan.result.schedule = store_all_in_place(problem.graph);
@@ -210,6 +251,7 @@ std::optional<Plan> find_plan_without_reruns(const Problem& problem) {
 
 std::vector<CurvePoint> plan_curve(const Planner& planner, const Problem& problem, int points,
                                    const PlanRequest& request, const PlannerOptions& options) {
+  if (planner.curve != nullptr) return planner.curve(problem, request.limits);
   const int64_t most_bytes = problem.base_peak_bytes;
   std::vector<CurvePoint> found;
   // What the planner refuses at one budget it may take at another.
@@ -224,7 +266,6 @@ std::vector<CurvePoint> plan_curve(const Planner& planner, const Problem& proble
       return std::nullopt;
     }
   };
-  if (planner.name == "auto") return auto_curve(problem, request.limits);
   if (planner.minimises == Minimises::kPeak) {
     try_plan(std::nullopt);
   } else {

@@ -1,35 +1,14 @@
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
-#include "headroom/core/chain.h"
-#include "headroom/core/graph.h"
 #include "headroom/plan/plan.h"
+#include "headroom/plan/problem.h"
 
 namespace headroom {
-
-class AutoFronts;
-
-/// What planners work on: a training step, and the chain that it is, if it is one. Where there is a chain, the graph
-/// has the ids of ChainIds. What all planners are measured against is computed once. Neither graph nor chain changes.
-struct Problem {
-  explicit Problem(Graph step, std::optional<Chain> same = std::nullopt);
-
-  Graph graph;
-  std::optional<Chain> chain;
-  int64_t base_peak_bytes;  ///< of store-all
-  int64_t base_time_ns;     ///< of store-all
-  int64_t lower_bound_ns;   ///< time_lower_bound_ns()
-  /// The fronts that `auto` has made of it so far; copies of a problem share them.
-  std::shared_ptr<AutoFronts> fronts;
-};
-/// A graph that is a chain comes with it, its values renumbered.
-Problem make_problem(const Graph& graph);
-Problem make_problem(const Chain& chain);
 
 /// What the command line can ask of a planner; each one heeds what concerns it.
 struct PlannerOptions {
@@ -37,23 +16,36 @@ struct PlannerOptions {
   std::optional<int> segments;  ///< even: segments; binomial: checkpoints
   bool reentrant = false;       ///< planners of checkpoint subsets, on chains
   bool exact = false;           ///< lower-sets
-  bool keep_order = true;       ///< auto, exhaustive: first runs keep the base order, which they do in any case as yet
 };
 
 enum class Minimises : uint8_t { kTime, kPeak };
 
+/// How planning time grows with the graph, for callers that run many planners, such as the report.
+enum class CostClass : uint8_t {
+  kLow,     ///< milliseconds at any size, or the planner refuses large graphs
+  kSearch,  ///< about linear, with a large constant: seconds for thousands of ops
+  kSteep,   ///< grows faster than the graph: seconds for hundreds of ops
+};
+
+/// An entry of the registry: everything that callers may ask about a planner besides its plans.
 struct Planner {
   std::string_view name;
   bool takes_graphs;  ///< any graph; otherwise chains, and graphs that are chains
   Minimises minimises;
-  bool needs_budget;
-  bool chooses_checkpoints;  ///< a subset of a chain's stage outputs
+  bool needs_budget = false;
+  bool chooses_checkpoints = false;  ///< a subset of a chain's stage outputs
+  CostClass cost = CostClass::kLow;
   std::string_view source;
   PlanResult (*plan)(const Problem&, const PlanRequest&, const PlannerOptions&);
+  /// The planner's own front of peak against time, smallest peak first; null: plan_curve() plans at several budgets.
+  std::vector<CurvePoint> (*curve)(const Problem&, const PlanLimits&) = nullptr;
 };
 
-/// Every planner, `auto` last.
+/// Every planner, default_planner() last.
 std::span<const Planner> planners();
+
+/// `auto`.
+const Planner& default_planner();
 
 /// Throws InvalidInput with the names that there are.
 const Planner& get_planner(std::string_view name);
@@ -85,15 +77,9 @@ Plan make_plan(const Planner& planner, const Problem& problem, const PlanRequest
 /// it may. Its smallest_budget_bytes is -1, not computed. None where some schedule might be faster than that.
 std::optional<Plan> find_plan_without_reruns(const Problem& problem);
 
-struct CurvePoint {
-  int64_t peak_bytes = 0;
-  int64_t time_ns = 0;
-  bool operator==(const CurvePoint&) const = default;
-};
-
 /// The front of peak against time of one planner, smallest peak first: plans at `points` budgets evenly spaced from the
 /// planner's smallest to the peak of store-all, those left out that another one beats in both. A planner of least peak
-/// has one plan; `auto` has its own front, whatever the points.
+/// has one plan; one with a curve of its own (Planner::curve) has that, whatever the points.
 std::vector<CurvePoint> plan_curve(const Planner& planner, const Problem& problem, int points,
                                    const PlanRequest& request, const PlannerOptions& options = {});
 

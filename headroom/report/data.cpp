@@ -172,14 +172,22 @@ Json measured_of(const ReportMeasurement& measured, size_t run_count) {
 }
 
 /// Seconds that make a report tedious. What planners take was measured on chains; it grows faster than the graph.
-constexpr size_t kMostOpsOfSlowPlanners = 400;
-constexpr size_t kMostOpsOfAuto = 4000;
+constexpr size_t kMostOpsOfSteepPlanners = 400;
+constexpr size_t kMostOpsOfSearch = 4000;
 constexpr size_t kMostOpsOfBounds = 20000;
 constexpr int kPoints = 12;
 constexpr int kBounds = 25;
 
-bool is_slow(std::string_view planner) {
-  return planner == "chain" || planner == "lower-sets" || planner == "binomial";
+bool takes_too_long(const Planner& planner, size_t ops) {
+  switch (planner.cost) {
+    case CostClass::kLow:
+      return false;
+    case CostClass::kSearch:
+      return ops > kMostOpsOfSearch;
+    case CostClass::kSteep:
+      return ops > kMostOpsOfSteepPlanners;
+  }
+  throw InternalError("a cost class without a limit");
 }
 
 }  // namespace
@@ -189,7 +197,7 @@ ReportFronts make_report_fronts(const Problem& problem, const PlanLimits& limits
   const size_t ops = problem.graph.ops().size();
   for (const Planner& planner : planners()) {
     const std::string name(planner.name);
-    if ((is_slow(name) && ops > kMostOpsOfSlowPlanners) || (name == "auto" && ops > kMostOpsOfAuto)) {
+    if (takes_too_long(planner, ops)) {
       result.left_out.push_back({name, "takes too long on " + std::to_string(ops) + " ops"});
       continue;
     }

@@ -10,6 +10,7 @@
 #include "headroom/plan/bounds/memory_bound.h"
 #include "headroom/plan/chain/chain.h"
 #include "headroom/plan/exact/exhaustive.h"
+#include "headroom/plan/planners.h"
 #include "tests/support/build.h"
 #include "tests/support/networks.h"
 #include "tests/support/random.h"
@@ -324,7 +325,7 @@ TEST(PlanAuto, MakesOneFrontForAllBudgets) {
   const Problem problem = make_problem(u_shape(12));
   const FlatGraph flat(problem.graph);
   const PlanLimits limits{.effort = Effort::kLow, .threads = 1};
-  const std::shared_ptr<const AutoFront> front = problem.fronts->get(problem, flat, limits);
+  const std::shared_ptr<const AutoFront> front = problem.cache->get<AutoFronts>().get(problem, flat, limits);
   for (int64_t budget_bytes = problem.base_peak_bytes; budget_bytes > 0; budget_bytes -= problem.base_peak_bytes / 7) {
     const Plan plan = make_plan(get_planner("auto"), problem, {budget_bytes, limits});
     const Plan fresh = make_plan(get_planner("auto"), Problem(problem.graph, problem.chain), {budget_bytes, limits});
@@ -332,10 +333,10 @@ TEST(PlanAuto, MakesOneFrontForAllBudgets) {
     EXPECT_EQ(plan.result.smallest_budget_bytes, fresh.result.smallest_budget_bytes) << budget_bytes;
   }
   EXPECT_EQ(auto_curve(problem, limits), auto_curve(Problem(problem.graph, problem.chain), limits));
-  EXPECT_EQ(problem.fronts->get(problem, flat, limits), front);
+  EXPECT_EQ(problem.cache->get<AutoFronts>().get(problem, flat, limits), front);
   const Problem copy = problem;
-  EXPECT_EQ(copy.fronts->get(copy, FlatGraph(copy.graph), limits), front);
-  EXPECT_NE(problem.fronts->get(problem, flat, {.effort = Effort::kNormal, .threads = 1}), front);
+  EXPECT_EQ(copy.cache->get<AutoFronts>().get(copy, FlatGraph(copy.graph), limits), front);
+  EXPECT_NE(problem.cache->get<AutoFronts>().get(problem, flat, {.effort = Effort::kNormal, .threads = 1}), front);
 }
 
 /// At the very peak of each plan that another planner has within budgets at random.

@@ -4,11 +4,15 @@
 #include <iterator>
 #include <limits>
 
+#include "headroom/core/simulate.h"
 #include "headroom/plan/auto/blocks.h"
 #include "headroom/plan/auto/front.h"
 #include "headroom/plan/bounds/memory_bound.h"
 #include "headroom/plan/chain/chain.h"
+#include "headroom/plan/chain/peak_cubic.h"
+#include "headroom/plan/chain/peak_linear.h"
 #include "headroom/plan/exact/exhaustive.h"
+#include "headroom/plan/graph/division_tree.h"
 #include "headroom/plan/graph/lower_sets.h"
 
 namespace headroom {
@@ -79,6 +83,30 @@ std::vector<Schedule> chain_plans(const Problem& problem, const PlanLimits& limi
   return plans;
 }
 
+/// The plans of `division-tree` (on a chain that is peak-cubic's objective) and `peak-linear`, where they apply.
+std::vector<Schedule> least_peak_plans(const Problem& problem, const PlanLimits& limits) {
+  const PlanRequest request{std::nullopt, limits};
+  std::vector<Schedule> plans;
+  const auto add = [&](const auto& plan) {
+    try {
+      PlanResult result = plan();
+      HEADROOM_ASSERT(result.schedule && !simulate(problem.graph, *result.schedule).error);
+      plans.push_back(std::move(*result.schedule));
+    } catch (const NotApplicable&) {
+      // The other starts do.
+    } catch (const TooLarge&) {
+      // The sums of this plan do not fit int64.
+    }
+  };
+  if (!problem.chain) {
+    add([&] { return plan_division_tree(problem.graph, request); });
+    return plans;
+  }
+  add([&] { return plan_peak_cubic(*problem.chain, request); });
+  add([&] { return plan_peak_linear(*problem.chain, request); });
+  return plans;
+}
+
 }  // namespace
 
 std::vector<Front> search_fronts(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits) {
@@ -108,15 +136,7 @@ std::vector<Front> search_fronts(const Problem& problem, const FlatGraph& flat, 
   } catch (const TooLarge&) {
     // So they do here.
   }
-  // For the least memory.
-  for (const char* name : {"division-tree", "peak-linear"}) {
-    try {
-      Plan plan = make_plan(get_planner(name), problem, {std::nullopt, limits});
-      plans.push_back(std::move(*plan.result.schedule));
-    } catch (const NotApplicable&) {
-      continue;
-    }
-  }
+  std::ranges::move(least_peak_plans(problem, limits), std::back_inserter(plans));
   if (folding) starts.plans = unfolded_plans(*folding, limits);
   starts.are_polished = folding.has_value();
   std::ranges::transform(plans, std::back_inserter(starts.plans), runs_of);
@@ -272,10 +292,10 @@ int64_t AutoFront::smallest_bytes() const {
   return bytes;
 }
 
-PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions&) {
+PlanResult plan_auto(const Problem& problem, const PlanRequest& request) {
   const int64_t budget_bytes = *request.budget_bytes;
   const FlatGraph flat(problem.graph);
-  const std::shared_ptr<const AutoFront> made = problem.fronts->get(problem, flat, request.limits);
+  const std::shared_ptr<const AutoFront> made = problem.cache->get<AutoFronts>().get(problem, flat, request.limits);
   const AutoFront& front = *made;
   const bool is_exact = front.is_proved(budget_bytes);
   const PlanStatus open = front.limit_reached ? PlanStatus::kTimeout : PlanStatus::kNotFound;
@@ -299,7 +319,7 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const P
 
 std::vector<CurvePoint> auto_curve(const Problem& problem, const PlanLimits& limits) {
   const FlatGraph flat(problem.graph);
-  const std::shared_ptr<const AutoFront> made = problem.fronts->get(problem, flat, limits);
+  const std::shared_ptr<const AutoFront> made = problem.cache->get<AutoFronts>().get(problem, flat, limits);
   const AutoFront& front = *made;
   std::vector<JudgedRuns> plans = front.plans;
   for (const Front& lower : front.lower) std::ranges::copy(lower, std::back_inserter(plans));

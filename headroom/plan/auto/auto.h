@@ -10,7 +10,8 @@
 #include <vector>
 
 #include "headroom/plan/auto/front.h"
-#include "headroom/plan/planners.h"
+#include "headroom/plan/plan.h"
+#include "headroom/plan/problem.h"
 
 namespace headroom {
 
@@ -47,7 +48,7 @@ namespace headroom {
 ///    from its plans. What a lower effort finds at any budget, a higher one has too.
 ///
 /// Several runs of an op, keeping for part of the time and recomputing inside what is recomputed are all in its reach;
-/// first runs keep the base order (PlannerOptions::keep_order has no other choice yet). Not optimal among anything, but proved close by the bound, which is
+/// first runs keep the base order (--keep-order has no other choice yet). Not optimal among anything, but proved close by the bound, which is
 /// memory_bound().
 ///
 /// Deterministic, whatever the number of threads: levels are improved apart from each other in rounds, and work is
@@ -62,7 +63,7 @@ struct AutoLimits {
   static constexpr int64_t kMostValuesInFull = 20;  ///< Values up to which `exhaustive` has limits.max_states states.
   static constexpr int64_t kMostStatesIfLarger = 100'000;  ///< States on larger graphs, below high effort.
 };
-PlanResult plan_auto(const Problem& problem, const PlanRequest& request, const PlannerOptions& options = {});
+PlanResult plan_auto(const Problem& problem, const PlanRequest& request);
 
 /// Both ends included.
 struct BudgetRange {
@@ -87,7 +88,8 @@ struct AutoFront {
 /// What plan_auto() picks from. `flat` is the problem's graph.
 AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
 
-/// The fronts of one problem, each made when it is first asked for. Threads may ask at once; they take turns.
+/// The fronts of one problem, each made when it is first asked for, in the problem's cache. Threads may ask at once; they
+/// take turns.
 class AutoFronts {
  public:
   /// Returns make_auto_front() of the problem that this belongs to. The number of threads changes no front.
