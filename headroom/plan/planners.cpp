@@ -5,6 +5,7 @@
 #include <chrono>
 #include <exception>
 
+#include "headroom/algorithm/pareto.h"
 #include "headroom/core/quote.h"
 #include "headroom/core/simulate.h"
 #include "headroom/plan/auto/auto.h"
@@ -274,11 +275,7 @@ std::vector<CurvePoint> plan_curve(const Planner& planner, const Problem& proble
       try_plan(least_bytes + static_cast<int64_t>(static_cast<double>(most_bytes - least_bytes) * i / (points - 1)));
   }
   if (found.empty() && refusal) std::rethrow_exception(refusal);
-  std::ranges::sort(found, {}, [](const CurvePoint& point) { return std::pair(point.peak_bytes, point.time_ns); });
-  std::vector<CurvePoint> front;
-  for (const CurvePoint& point : found)
-    if (front.empty() || point.time_ns < front.back().time_ns) front.push_back(point);
-  return front;
+  return pareto_front(std::move(found), &CurvePoint::peak_bytes, &CurvePoint::time_ns);
 }
 
 }  // namespace headroom

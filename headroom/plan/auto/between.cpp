@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <iterator>
 
+#include "headroom/algorithm/pareto.h"
+
 namespace headroom {
 
 Front undominated(std::vector<JudgedRuns> plans) {
-  std::ranges::stable_sort(plans, {}, [](const JudgedRuns& plan) { return std::pair(plan.peak_bytes, plan.time_ns); });
-  Front front;
-  for (JudgedRuns& plan : plans)
-    if (front.empty() || plan.time_ns < front.back().time_ns) front.push_back(std::move(plan));
-  return front;
+  return pareto_front(std::move(plans), &JudgedRuns::peak_bytes, &JudgedRuns::time_ns);
 }
 
 namespace {
