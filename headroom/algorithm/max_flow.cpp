@@ -1,8 +1,8 @@
 #include "headroom/algorithm/max_flow.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
+
+#include "headroom/core/error.h"
 
 namespace headroom {
 namespace {
@@ -11,8 +11,14 @@ size_t at(int i) { return static_cast<size_t>(i); }
 
 }  // namespace
 
-int MaxFlow::add_edge(int from, int to, double capacity) {
-  const auto add = [&](int tail, int head, double left) {
+int MaxFlow::add_edge(int from, int to, FlowAmount capacity) {
+  HEADROOM_ASSERT(capacity >= 0 && capacity <= kUnlimited);
+  if (capacity != kUnlimited) {
+    HEADROOM_ASSERT(capacity < kUnlimited - limited_sum_);
+    limited_sum_ += capacity;
+  }
+  capacities_.push_back(capacity);
+  const auto add = [&](int tail, int head, FlowAmount left) {
     edges_.push_back({head, first_[at(tail)], left});
     first_[at(tail)] = static_cast<int>(edges_.size()) - 1;
   };
@@ -28,7 +34,7 @@ bool MaxFlow::find_levels(int source, int sink) {
   for (size_t i = 0; i < open.size(); ++i) {
     for (int e = first_[at(open[i])]; e >= 0; e = edges_[at(e)].next) {
       const Edge& edge = edges_[at(e)];
-      if (edge.left <= least_ || level_[at(edge.to)] >= 0) continue;
+      if (edge.left == 0 || level_[at(edge.to)] >= 0) continue;
       level_[at(edge.to)] = level_[at(open[i])] + 1;
       open.push_back(edge.to);
     }
@@ -37,20 +43,22 @@ bool MaxFlow::find_levels(int source, int sink) {
 }
 
 /// Along shortest paths until none is left. Not recursive: paths are as long as the graph.
-double MaxFlow::push_paths(int source, int sink) {
+FlowAmount MaxFlow::push_paths(int source, int sink) {
   next_ = first_;
-  double pushed = 0;
+  FlowAmount pushed = 0;
   std::vector<int> path;  // edges
   int node = source;
   for (;;) {
     if (node == sink) {
-      double flow = std::numeric_limits<double>::infinity();
+      FlowAmount flow = kUnlimited;
       for (const int e : path) flow = std::min(flow, edges_[at(e)].left);
+      // Unlimited edges keep more than all limited ones have: none of them is ever the narrowest.
+      HEADROOM_ASSERT(flow <= limited_sum_ - value_ - pushed);
       size_t keep = path.size();
       for (size_t i = path.size(); i-- > 0;) {
         edges_[at(path[i])].left -= flow;
         edges_[at(path[i] ^ 1)].left += flow;
-        if (edges_[at(path[i])].left <= least_) keep = i;
+        if (edges_[at(path[i])].left == 0) keep = i;
       }
       pushed += flow;
       node = edges_[at(path[keep] ^ 1)].to;
@@ -58,7 +66,7 @@ double MaxFlow::push_paths(int source, int sink) {
       continue;
     }
     int& e = next_[at(node)];
-    while (e >= 0 && (edges_[at(e)].left <= least_ || level_[at(edges_[at(e)].to)] != level_[at(node)] + 1))
+    while (e >= 0 && (edges_[at(e)].left == 0 || level_[at(edges_[at(e)].to)] != level_[at(node)] + 1))
       e = edges_[at(e)].next;
     if (e >= 0) {
       path.push_back(e);
@@ -72,18 +80,36 @@ double MaxFlow::push_paths(int source, int sink) {
   }
 }
 
-double MaxFlow::run(int source, int sink) {
-  double largest = 0;
-  for (const Edge& edge : edges_)
-    if (std::isfinite(edge.left)) largest = std::max(largest, edge.left);
-  least_ = largest * 1e-13;
-  double flow = 0;
-  while (find_levels(source, sink)) flow += push_paths(source, sink);
-  return flow;
+FlowAmount MaxFlow::run(int source, int sink) {
+  source_ = source;
+  sink_ = sink;
+  while (find_levels(source, sink)) value_ += push_paths(source, sink);
+  return value_;
 }
 
 bool MaxFlow::is_cut(int edge) const {
   return level_[at(edges_[at(edge ^ 1)].to)] >= 0 && level_[at(edges_[at(edge)].to)] < 0;
+}
+
+const char* MaxFlow::find_error() const {
+  std::vector<FlowAmount> balance(first_.size(), 0);  // by node, what leaves it less what enters it
+  FlowAmount cut = 0;
+  for (size_t i = 0; i < capacities_.size(); ++i) {
+    const int edge = static_cast<int>(2 * i);
+    const FlowAmount flow = capacities_[i] - edges_[at(edge)].left;
+    if (flow < 0 || flow > capacities_[i]) return "the flow of an edge is not within its capacity";
+    balance[at(edges_[at(edge ^ 1)].to)] += flow;
+    balance[at(edges_[at(edge)].to)] -= flow;
+    if (!is_cut(edge)) continue;
+    if (capacities_[i] == kUnlimited) return "an unlimited edge is cut";
+    cut += capacities_[i];
+  }
+  for (size_t node = 0; node < balance.size(); ++node) {
+    const FlowAmount expected = node == at(source_) ? value_ : node == at(sink_) ? -value_ : 0;
+    if (balance[node] != expected) return "a node makes or takes flow";
+  }
+  if (level_[at(source_)] < 0 || level_[at(sink_)] >= 0) return "the cut does not part source and sink";
+  return cut == value_ ? nullptr : "the values of flow and cut differ";
 }
 
 }  // namespace headroom

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "headroom/algorithm/max_flow.h"
 #include "headroom/core/simulate.h"
 #include "headroom/io/text.h"
 #include "headroom/plan/auto/search.h"
@@ -564,24 +563,6 @@ TEST(PlanAuto, OpsThatRunOnce) {
   const Plan plan = make_plan(get_planner("auto"), problem, {problem.base_peak_bytes - 1, {}});
   EXPECT_EQ(plan.result.status, PlanStatus::kInfeasible) << "nothing can be made again";
   expect_sound(Graph(spec), "once");
-}
-
-// 0 -> 2 (3), 0 -> 3 (2), 2 -> 3 (1), 2 -> 1 (1), 3 -> 1 (4): 1 through 2, 2 + 1 through 3: the cut is 2 -> 1, 2 -> 3
-// and 0 -> 3, 4 in all.
-TEST(MaxFlow, ByHand) {
-  MaxFlow flow(2);
-  const int a = flow.add_node();
-  const int b = flow.add_node();
-  const int to_a = flow.add_edge(0, a, 3);
-  const int to_b = flow.add_edge(0, b, 2);
-  const int across = flow.add_edge(a, b, 1);
-  const int from_a = flow.add_edge(a, 1, 1);
-  flow.add_edge(b, 1, 4);
-  EXPECT_EQ(flow.run(0, 1), 4);
-  EXPECT_FALSE(flow.is_cut(to_a));
-  EXPECT_TRUE(flow.is_cut(to_b));
-  EXPECT_TRUE(flow.is_cut(across));
-  EXPECT_TRUE(flow.is_cut(from_a));
 }
 
 // While b3 runs, a2, a3 and g2 take 12, and a1 is needed after: 10 bytes kept, or 5 ns to make it again, half a

@@ -1,11 +1,13 @@
 #include "headroom/plan/bounds/memory_bound.h"
 
 #include <algorithm>
-#include <cmath>
+#include <compare>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "headroom/algorithm/max_flow.h"
+#include "headroom/core/error.h"
 #include "headroom/core/schedule.h"
 #include "headroom/core/simulate.h"
 #include "headroom/plan/bounds/time_bound.h"
@@ -15,8 +17,7 @@ namespace {
 
 /// Looked at, evenly along the base order, and as many where plain training takes most.
 constexpr int kMoments = 24;
-constexpr int kPrices = 12;       ///< tried at most, for one moment
-constexpr double kSafety = 1e-9;  ///< relative, for sums of doubles
+constexpr int kPrices = 12;  ///< tried at most, for one moment
 
 size_t at(int i) { return static_cast<size_t>(i); }
 
@@ -89,36 +90,53 @@ class MemoryBounds::Moments {
  public:
   explicit Moments(const Graph& graph)
       : graph_(graph), dependences_(graph), least_ns_(time_lower_bound_ns(graph)), moments_(find_moments()) {
-    for (const Op& op : graph.ops()) total_ns_ += static_cast<double>(op.time_ns);
+    for (const Op& op : graph.ops()) total_ns_ += op.time_ns;
+    for (const Value& value : graph.values()) total_bytes_ += value.bytes;
   }
 
   MemoryBound bound(int64_t budget_bytes, int cuts) const {
     MemoryBound bound{least_ns_, true, {}, {}};
-    double extra_ns = 0;
+    Extra extra;
     int tried = 0;
     for (const Moment& moment : moments_) {
       const int64_t room_bytes = budget_bytes - moment.own_bytes;
       if (moment.wanted_bytes <= room_bytes || tried++ == cuts) break;
       Line way{};
-      const double found_ns = extra_at(moment, static_cast<double>(room_bytes), way);
-      if (found_ns == kInfinity) return {bound.time_ns, false, {}, {}};
-      if (found_ns <= extra_ns) continue;
-      extra_ns = found_ns;
+      const std::optional<Extra> found = find_extra(moment, room_bytes, way);
+      if (!found) return {bound.time_ns, false, {}, {}};
+      if (*found <= extra) continue;
+      extra = *found;
       bound.moment = dependences_.groups().ops[at(moment.group)];
       bound.kept = std::move(way.kept);
     }
-    extra_ns = std::ceil(extra_ns);  // times are whole
-    if (extra_ns < 0x1p62 - static_cast<double>(bound.time_ns)) bound.time_ns += static_cast<int64_t>(extra_ns);
+    const FlowAmount extra_ns = extra.whole_ns + (extra.fraction > 0 ? 1 : 0);  // times are whole
+    if (extra_ns < (FlowAmount{1} << 62U) - bound.time_ns) bound.time_ns += static_cast<int64_t>(extra_ns);
     return bound;
   }
 
  private:
-  /// What plan and price make of a moment.
+  /// A price of byte_weight / time_weight nanoseconds a byte, as whole numbers: a way to fit a moment costs
+  /// time_weight * time made again + byte_weight * bytes kept.
+  struct Price {
+    FlowAmount time_weight;
+    FlowAmount byte_weight;
+    FlowAmount cost(FlowAmount time_ns, FlowAmount bytes) const { return time_weight * time_ns + byte_weight * bytes; }
+  };
+
+  /// A way to fit a moment that is the cheapest at some price.
   struct Line {
-    double time_ns = 0;
-    double bytes = 0;  ///< kept
-    double least = 0;  ///< time + price * bytes is no less in any way: the flow
+    int64_t time_ns = 0;
+    int64_t bytes = 0;    ///< kept
+    FlowAmount cost = 0;  ///< no way costs less: the flow
     std::vector<ValueId> kept;
+  };
+
+  /// Time that a moment takes at least on top. The fraction orders moments that are equal in whole nanoseconds; the
+  /// bound only asks whether there is one.
+  struct Extra {
+    FlowAmount whole_ns = 0;
+    double fraction = 0;
+    auto operator<=>(const Extra&) const = default;
   };
 
   /// Those that need most in all first.
@@ -184,8 +202,17 @@ class MemoryBounds::Moments {
     return moment;
   }
 
-  /// The least of time made again + price * bytes kept, as the line of a way that has it.
-  Line cheapest(const Moment& moment, double price) const {
+  /// Returns the price with smaller weights where costs would not fit. Any price gives a bound, so that rounding is safe.
+  Price fitting(Price price) const {
+    while (price.cost(total_ns_, total_bytes_) >= MaxFlow::kUnlimited) {
+      price.time_weight /= 2;
+      price.byte_weight /= 2;
+    }
+    return price;
+  }
+
+  /// The cheapest way at a price.
+  Line cheapest(const Moment& moment, const Price& price) const {
     // Nodes: by value, needed after; by group, run again; 0 and 1 are source and sink.
     MaxFlow flow(2);
     std::vector<int> node_of_value(graph_.values().size(), -1);
@@ -199,9 +226,9 @@ class MemoryBounds::Moments {
       }
       return node;
     };
-    for (const ValueId id : moment.wanted) flow.add_edge(0, need(id), kInfinity);
-    std::vector<std::pair<int, ValueId>> keeps;   // edge
-    std::vector<std::pair<int, double>> remakes;  // edge, time
+    for (const ValueId id : moment.wanted) flow.add_edge(0, need(id), MaxFlow::kUnlimited);
+    std::vector<std::pair<int, ValueId>> keeps;    // edge
+    std::vector<std::pair<int, int64_t>> remakes;  // edge, time
     while (!open.empty()) {
       const ValueId id = open.back();
       open.pop_back();
@@ -212,52 +239,58 @@ class MemoryBounds::Moments {
         const std::vector<OpId>& ops = dependences_.groups().ops[at(group)];
         // An op that may run only once has run before, unless an alternative has run instead.
         const bool can_run_again = ops.size() > 1 || graph_.op(ops.front()).recompute;
-        const double time_ns = can_run_again ? static_cast<double>(fastest_ns(graph_, ops)) : kInfinity;
-        remakes.emplace_back(flow.add_edge(again, 1, time_ns), time_ns);
-        if (can_run_again)
+        if (can_run_again) {
+          const int64_t time_ns = fastest_ns(graph_, ops);
+          remakes.emplace_back(flow.add_edge(again, 1, price.time_weight * time_ns), time_ns);
           for (const ValueId input : dependences_.common_inputs(ops))
             if (!graph_.value(input).resident && moment.is_there[index(input)] == 0)
-              flow.add_edge(again, need(input), kInfinity);
+              flow.add_edge(again, need(input), MaxFlow::kUnlimited);
+        } else {
+          flow.add_edge(again, 1, MaxFlow::kUnlimited);
+        }
       }
-      keeps.emplace_back(flow.add_edge(node_of_value[index(id)], again, price * bytes_of(id)), id);
+      keeps.emplace_back(flow.add_edge(node_of_value[index(id)], again, price.byte_weight * graph_.value(id).bytes),
+                         id);
     }
     Line line{0, 0, flow.run(0, 1), {}};
+    HEADROOM_ASSERT(flow.find_error() == nullptr);  // What is proved by it is proved.
     for (const auto& [edge, time_ns] : remakes)
       if (flow.is_cut(edge)) line.time_ns += time_ns;
     for (const auto& [edge, id] : keeps) {
       if (!flow.is_cut(edge)) continue;
-      line.bytes += bytes_of(id);
+      line.bytes += graph_.value(id).bytes;
       line.kept.push_back(id);
     }
     return line;
   }
 
-  double bytes_of(ValueId id) const { return static_cast<double>(graph_.value(id).bytes); }
-
-  /// The largest over all prices; infinite where nothing fits. `way` is the fastest one met that fits.
-  double extra_at(const Moment& moment, double room, Line& way) const {
-    Line all{0, static_cast<double>(moment.wanted_bytes), 0, {}};
-    Line least = cheapest(moment, 2 * total_ns_);  // a byte less is worth any time
-    if (least.bytes > room * (1 + kSafety) + 0.5) return kInfinity;
-    double best_ns = 0;
+  /// The largest over all prices; none where nothing fits. `way` is the fastest one met that fits.
+  std::optional<Extra> find_extra(const Moment& moment, int64_t room_bytes, Line& way) const {
+    Line all{0, moment.wanted_bytes, 0, {}};
+    // A byte less is worth any time.
+    Line least = cheapest(moment, fitting({1, FlowAmount{total_ns_} + 1}));
+    if (least.bytes > room_bytes) return std::nullopt;
+    Extra best;
     for (int i = 0; i < kPrices && all.bytes > least.bytes; ++i) {
-      const double price = (least.time_ns - all.time_ns) / (all.bytes - least.bytes);
+      const Price price = fitting({all.bytes - least.bytes, least.time_ns - all.time_ns});
+      if (price.time_weight == 0 || price.byte_weight < 0) break;
       Line line = cheapest(moment, price);
-      // Less than exact by more than what doubles can be wrong by.
-      best_ns = std::max(best_ns, line.least - price * room - kSafety * (line.least + price * std::abs(room)));
-      const double known = all.time_ns + price * all.bytes;
-      if (line.least >= known * (1 - kSafety)) break;
-      (line.bytes > room ? all : least) = std::move(line);
+      const FlowAmount excess = line.cost - price.byte_weight * room_bytes;
+      if (excess > 0)
+        best = std::max(best, {excess / price.time_weight, static_cast<double>(excess % price.time_weight) /
+                                                               static_cast<double>(price.time_weight)});
+      if (line.cost >= price.cost(all.time_ns, all.bytes)) break;
+      (line.bytes > room_bytes ? all : least) = std::move(line);
     }
     way = std::move(least);
-    return best_ns;
+    return best;
   }
 
-  static constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const Graph& graph_;
   Dependences dependences_;
   int64_t least_ns_;
-  double total_ns_ = 1;
+  int64_t total_ns_ = 0;     ///< of all ops
+  int64_t total_bytes_ = 0;  ///< of all values
   std::vector<Moment> moments_;
 };
 

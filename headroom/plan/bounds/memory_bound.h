@@ -29,7 +29,8 @@ struct MemoryBound {
 ///
 /// The inner minimum, over all ways to keep or make again, is a minimum cut: a needed value costs its bytes to keep or
 /// its op's time to make again, which needs the op's inputs. The outer maximum is found by cutting lines, since it is
-/// concave in the price. Ops that share outputs count as one that makes all of them, as fast as the fastest, and needs
+/// concave in the price. All of it is in whole numbers, weights for time and bytes in place of the price, so that the
+/// bound is exact, and every flow is checked against its cut (MaxFlow::find_error()). Ops that share outputs count as one that makes all of them, as fast as the fastest, and needs
 /// what all of them read. Where even the least that can be kept does not fit, nothing does.
 ///
 /// Moments are looked at evenly along the base order and where plain training takes most; the `cuts` of them with the
