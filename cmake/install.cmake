@@ -7,8 +7,12 @@ include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/headroom)
 install(TARGETS headroom_core headroom_algorithm headroom_io headroom_plan EXPORT headroom)
 install(TARGETS headroom)
-install(DIRECTORY headroom/core headroom/algorithm headroom/io headroom/plan
-        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/headroom FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY headroom/core DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/headroom FILES_MATCHING PATTERN "*.h")
+# The public headers of the rest; tests/install includes them all. Other headers are internal.
+install(FILES headroom/io/file.h headroom/io/json.h headroom/io/read.h headroom/io/size.h headroom/io/text.h
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/headroom/io)
+install(FILES headroom/plan/plan.h headroom/plan/planners.h headroom/plan/problem.h
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/headroom/plan)
 if(HEADROOM_RUNTIME)
   install(TARGETS headroom_runtime headroom_zoo EXPORT headroom)
   install(TARGETS headroom-train)
