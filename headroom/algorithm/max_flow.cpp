@@ -12,11 +12,6 @@ size_t at(int i) { return static_cast<size_t>(i); }
 }  // namespace
 
 int MaxFlow::add_edge(int from, int to, FlowAmount capacity) {
-  HEADROOM_ASSERT(capacity >= 0 && capacity <= kUnlimited);
-  if (capacity != kUnlimited) {
-    HEADROOM_ASSERT(capacity < kUnlimited - limited_sum_);
-    limited_sum_ += capacity;
-  }
   capacities_.push_back(capacity);
   const auto add = [&](int tail, int head, FlowAmount left) {
     edges_.push_back({head, first_[at(tail)], left});
@@ -25,6 +20,18 @@ int MaxFlow::add_edge(int from, int to, FlowAmount capacity) {
   add(from, to, capacity);
   add(to, from, 0);
   return static_cast<int>(edges_.size()) - 2;
+}
+
+void MaxFlow::clear_flow() {
+  limited_sum_ = 0;
+  for (size_t i = 0; i < capacities_.size(); ++i) {
+    const FlowAmount capacity = capacities_[i];
+    HEADROOM_ASSERT(capacity >= 0 && (capacity == kUnlimited || capacity < kUnlimited - limited_sum_));
+    if (capacity != kUnlimited) limited_sum_ += capacity;
+    edges_[2 * i].left = capacity;
+    edges_[2 * i + 1].left = 0;
+  }
+  value_ = 0;
 }
 
 bool MaxFlow::find_levels(int source, int sink) {
@@ -83,6 +90,7 @@ FlowAmount MaxFlow::push_paths(int source, int sink) {
 FlowAmount MaxFlow::run(int source, int sink) {
   source_ = source;
   sink_ = sink;
+  clear_flow();
   while (find_levels(source, sink)) value_ += push_paths(source, sink);
   return value_;
 }

@@ -32,7 +32,9 @@ class MaxFlow {
   }
   /// Returns the edge's number.
   int add_edge(int from, int to, FlowAmount capacity);
-  /// Computes a maximum flow and returns its value. To be called once. O(nodes^2 edges) at worst, far less in practice.
+  /// Changes an edge for the next run().
+  void set_capacity(int edge, FlowAmount capacity) { capacities_[static_cast<size_t>(edge / 2)] = capacity; }
+  /// Computes a maximum flow from scratch and returns its value. O(nodes^2 edges) at worst, far less in practice.
   FlowAmount run(int source, int sink);
   /// After run(): whether an edge leads out of the nodes that the source still reaches. These edges are a minimum cut;
   /// of several the one nearest to the source, whatever the flow that was found.
@@ -48,14 +50,15 @@ class MaxFlow {
     int next;         ///< edge of the same node, -1: none
     FlowAmount left;  ///< capacity not used
   };
+  void clear_flow();
   bool find_levels(int source, int sink);
   FlowAmount push_paths(int source, int sink);
 
-  std::vector<int> first_;   ///< by node, its first edge
-  std::vector<Edge> edges_;  ///< each followed by its reverse
-  std::vector<FlowAmount> capacities_;
-  FlowAmount limited_sum_ = 0;  ///< of capacities that are not unlimited
-  std::vector<int> level_;      ///< by node, edges from the source; -1: not reached
+  std::vector<int> first_;              ///< by node, its first edge
+  std::vector<Edge> edges_;             ///< each followed by its reverse
+  std::vector<FlowAmount> capacities_;  ///< by edge, without reverse ones
+  FlowAmount limited_sum_ = 0;          ///< of capacities that are not unlimited
+  std::vector<int> level_;              ///< by node, edges from the source; -1: not reached
   std::vector<int> next_;
   int source_ = 0;
   int sink_ = 0;

@@ -143,7 +143,7 @@ TEST(MaxFlow, RandomAgainstAllCuts) {
   int limited = 0;
   for (uint64_t seed = 0; seed < 4000; ++seed) {
     testing::Random random(seed);
-    const Network network = random_network(random, seed % 2 == 0 ? 4 : std::numeric_limits<int64_t>::max() / 2);
+    Network network = random_network(random, seed % 2 == 0 ? 4 : std::numeric_limits<int64_t>::max() / 2);
     SCOPED_TRACE("seed " + std::to_string(seed) + ", " + network.text());
     const FlowAmount least = least_cut_by_force(network);
     if (least == MaxFlow::kUnlimited) {
@@ -151,13 +151,21 @@ TEST(MaxFlow, RandomAgainstAllCuts) {
       continue;
     }
     ++limited;
-    const Solved solved = solve(network);
+    Solved solved = solve(network);
     ASSERT_TRUE(solved.value == least);
     ASSERT_EQ(solved.flow.find_error(), nullptr);
     FlowAmount cut = 0;
     for (size_t i = 0; i < network.arcs.size(); ++i)
       if (solved.flow.is_cut(solved.edges[i])) cut += network.arcs[i].capacity;
     ASSERT_TRUE(cut == least);
+    // Again with other capacities, which is no other than a new one.
+    for (size_t i = 0; i < network.arcs.size(); ++i) {
+      if (network.arcs[i].capacity == MaxFlow::kUnlimited) continue;
+      network.arcs[i].capacity = random.number(0, 9);
+      solved.flow.set_capacity(solved.edges[i], network.arcs[i].capacity);
+    }
+    ASSERT_TRUE(solved.flow.run(0, 1) == least_cut_by_force(network));
+    ASSERT_EQ(solved.flow.find_error(), nullptr);
   }
   EXPECT_GT(limited, 2000);
 }

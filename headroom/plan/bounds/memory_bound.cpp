@@ -1,7 +1,6 @@
 #include "headroom/plan/bounds/memory_bound.h"
 
 #include <algorithm>
-#include <compare>
 #include <limits>
 #include <optional>
 #include <vector>
@@ -104,7 +103,7 @@ class MemoryBounds::Moments {
       Line way{};
       const std::optional<Extra> found = find_extra(moment, room_bytes, way);
       if (!found) return {bound.time_ns, false, {}, {}};
-      if (*found <= extra) continue;
+      if (!found->exceeds(extra)) continue;
       extra = *found;
       bound.moment = dependences_.groups().ops[at(moment.group)];
       bound.kept = std::move(way.kept);
@@ -136,7 +135,9 @@ class MemoryBounds::Moments {
   struct Extra {
     FlowAmount whole_ns = 0;
     double fraction = 0;
-    auto operator<=>(const Extra&) const = default;
+    bool exceeds(const Extra& other) const {
+      return whole_ns != other.whole_ns ? whole_ns > other.whole_ns : fraction > other.fraction;
+    }
   };
 
   /// Those that need most in all first.
@@ -211,10 +212,19 @@ class MemoryBounds::Moments {
     return price;
   }
 
-  /// The cheapest way at a price.
-  Line cheapest(const Moment& moment, const Price& price) const {
-    // Nodes: by value, needed after; by group, run again; 0 and 1 are source and sink.
-    MaxFlow flow(2);
+  /// The ways to fit a moment as cuts of a network: cutting an edge of `keeps` is keeping its value, cutting one of
+  /// `remakes` is running its group again.
+  struct Network {
+    MaxFlow flow{2};                               ///< 0 is the source, 1 the sink
+    std::vector<std::pair<int, ValueId>> keeps;    ///< edge, value
+    std::vector<std::pair<int, int64_t>> remakes;  ///< edge, time
+  };
+
+  /// Without capacities, which depend on the price.
+  Network network_of(const Moment& moment) const {
+    Network network;
+    MaxFlow& flow = network.flow;
+    // Nodes: by value, needed after; by group, run again.
     std::vector<int> node_of_value(graph_.values().size(), -1);
     std::vector<int> node_of_group(dependences_.groups().ops.size(), -1);
     std::vector<ValueId> open;
@@ -227,8 +237,6 @@ class MemoryBounds::Moments {
       return node;
     };
     for (const ValueId id : moment.wanted) flow.add_edge(0, need(id), MaxFlow::kUnlimited);
-    std::vector<std::pair<int, ValueId>> keeps;    // edge
-    std::vector<std::pair<int, int64_t>> remakes;  // edge, time
     while (!open.empty()) {
       const ValueId id = open.back();
       open.pop_back();
@@ -238,10 +246,8 @@ class MemoryBounds::Moments {
         again = node_of_group[at(group)] = flow.add_node();
         const std::vector<OpId>& ops = dependences_.groups().ops[at(group)];
         // An op that may run only once has run before, unless an alternative has run instead.
-        const bool can_run_again = ops.size() > 1 || graph_.op(ops.front()).recompute;
-        if (can_run_again) {
-          const int64_t time_ns = fastest_ns(graph_, ops);
-          remakes.emplace_back(flow.add_edge(again, 1, price.time_weight * time_ns), time_ns);
+        if (ops.size() > 1 || graph_.op(ops.front()).recompute) {
+          network.remakes.emplace_back(flow.add_edge(again, 1, 0), fastest_ns(graph_, ops));
           for (const ValueId input : dependences_.common_inputs(ops))
             if (!graph_.value(input).resident && moment.is_there[index(input)] == 0)
               flow.add_edge(again, need(input), MaxFlow::kUnlimited);
@@ -249,14 +255,21 @@ class MemoryBounds::Moments {
           flow.add_edge(again, 1, MaxFlow::kUnlimited);
         }
       }
-      keeps.emplace_back(flow.add_edge(node_of_value[index(id)], again, price.byte_weight * graph_.value(id).bytes),
-                         id);
+      network.keeps.emplace_back(flow.add_edge(node_of_value[index(id)], again, 0), id);
     }
+    return network;
+  }
+
+  /// The cheapest way at a price.
+  Line cheapest(Network& network, const Price& price) const {
+    MaxFlow& flow = network.flow;
+    for (const auto& [edge, time_ns] : network.remakes) flow.set_capacity(edge, price.time_weight * time_ns);
+    for (const auto& [edge, id] : network.keeps) flow.set_capacity(edge, price.byte_weight * graph_.value(id).bytes);
     Line line{0, 0, flow.run(0, 1), {}};
     HEADROOM_ASSERT(flow.find_error() == nullptr);  // What is proved by it is proved.
-    for (const auto& [edge, time_ns] : remakes)
+    for (const auto& [edge, time_ns] : network.remakes)
       if (flow.is_cut(edge)) line.time_ns += time_ns;
-    for (const auto& [edge, id] : keeps) {
+    for (const auto& [edge, id] : network.keeps) {
       if (!flow.is_cut(edge)) continue;
       line.bytes += graph_.value(id).bytes;
       line.kept.push_back(id);
@@ -266,19 +279,22 @@ class MemoryBounds::Moments {
 
   /// The largest over all prices; none where nothing fits. `way` is the fastest one met that fits.
   std::optional<Extra> find_extra(const Moment& moment, int64_t room_bytes, Line& way) const {
+    Network network = network_of(moment);
     Line all{0, moment.wanted_bytes, 0, {}};
     // A byte less is worth any time.
-    Line least = cheapest(moment, fitting({1, FlowAmount{total_ns_} + 1}));
+    Line least = cheapest(network, fitting({1, FlowAmount{total_ns_} + 1}));
     if (least.bytes > room_bytes) return std::nullopt;
     Extra best;
     for (int i = 0; i < kPrices && all.bytes > least.bytes; ++i) {
       const Price price = fitting({all.bytes - least.bytes, least.time_ns - all.time_ns});
       if (price.time_weight == 0 || price.byte_weight < 0) break;
-      Line line = cheapest(moment, price);
+      Line line = cheapest(network, price);
       const FlowAmount excess = line.cost - price.byte_weight * room_bytes;
-      if (excess > 0)
-        best = std::max(best, {excess / price.time_weight, static_cast<double>(excess % price.time_weight) /
-                                                               static_cast<double>(price.time_weight)});
+      if (excess > 0) {
+        const Extra extra{excess / price.time_weight,
+                          static_cast<double>(excess % price.time_weight) / static_cast<double>(price.time_weight)};
+        if (extra.exceeds(best)) best = extra;
+      }
       if (line.cost >= price.cost(all.time_ns, all.bytes)) break;
       (line.bytes > room_bytes ? all : least) = std::move(line);
     }
