@@ -57,6 +57,9 @@ _WRITE_GRAD_INPUT = {
     aten.threshold_backward,
 }
 
+# Operators whose result is a view of a copy of all the memory that their first argument is a view of.
+_CLONES_STORAGE = {aten.copy, aten.select_scatter, aten.slice_scatter, aten.diagonal_scatter, aten.as_strided_scatter}
+
 
 @dataclass
 class Call:
@@ -555,6 +558,24 @@ def set_layouts(of: Capture, call: Call, layouts: Sequence[tuple[list[int], int]
         value = of.value_of_tensor[made]
         if value in call.values:
             of.values[value] = of.values[value]._replace(bytes=_C.allocated_bytes(size, of.device))
+    _set_cloned_storage(of, call)
+
+
+def _set_cloned_storage(of: Capture, call: Call) -> None:
+    """Gives the result of an operator that clones the storage of its first argument the bytes of that storage.
+
+    Tracing may know less of it: what PyTorch caches of such a call is for views of storages of any size.
+    """
+    if getattr(call.node.target, "overloadpacket", None) not in _CLONES_STORAGE or len(call.values) != 1:
+        return
+    first = call.node.args[0]
+    if first not in of.number:
+        return
+    given = first.meta["val"]
+    is_expanded = any(size > 1 and stride == 0 for size, stride in zip(given.shape, given.stride(), strict=True))
+    if not is_expanded:
+        cloned = of.values[of.value_of_tensor[of.number[first]]]
+        of.values[call.values[0]] = of.values[call.values[0]]._replace(bytes=cloned.bytes)
 
 
 def real_strides(value: torch.Tensor, call: Call | None) -> list[int]:

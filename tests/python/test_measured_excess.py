@@ -54,3 +54,33 @@ def test_an_error_says_where_further_graphs_come_on_top(kernels: str) -> None:
 
     assert "Dynamo cuts the model into several graphs" in message(cut)
     assert "Dynamo cuts" not in message(lambda x: model(x).square().mean())
+
+
+def first_row_writer(x: torch.Tensor) -> torch.Tensor:
+    hidden = x.tanh() + 1
+    hidden[3] = 0.0
+    return (hidden * hidden).sum()
+
+
+def second_row_writer(x: torch.Tensor) -> torch.Tensor:
+    hidden = (x + x).sigmoid() + 1
+    hidden[3] = 0.0
+    return hidden.unsqueeze(1).expand(32, 3, 16).sum(1).square().sum()
+
+
+def test_a_row_that_is_written_takes_a_copy_of_its_whole_storage() -> None:
+    """The second time, tracing finds the copy of a row in PyTorch's cache, without the storage behind it."""
+    x = torch.randn(32, 16, requires_grad=True)
+    for function in (first_row_writer, second_row_writer):
+        x.grad = None
+        plan = headroom.plan(function, x)
+        sizes = {value.name: value.bytes for value in plan._step.captured.values}
+        assert sizes["copy_1"] == x.nbytes
+        run = headroom.compile(function, plan.smallest_budget)
+        meter = headroom.Meter(torch.device("cpu"))
+        run(x).backward()  # measures operators
+        for _ in range(2):
+            x.grad = None
+            meter.reset_peak()
+            run(x).backward()
+            assert meter.peak_bytes() <= plan.smallest_budget
