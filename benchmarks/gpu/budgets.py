@@ -288,8 +288,9 @@ def smallest_budget(loss: Loss, inputs: Any, kernels: str, optimizer: torch.opti
 
 def examine(name: str, options: argparse.Namespace) -> bool:
     """Trains one model by one kind of kernels in all budgets; returns whether all were kept."""
+    from headroom.exec.inductor import kernels as headroom_kernels
+
     import headroom
-    from headroom import kernels as headroom_kernels
 
     device = torch.device(options.device)
     kernels = options.kernels[0]

@@ -136,7 +136,7 @@ class Known(Exception):
 
 
 def measure_costs(loss: Callable[[], torch.Tensor]) -> None:
-    with mock.patch("headroom.inductor.emit", side_effect=Known):
+    with mock.patch("headroom.exec.inductor.partitioner.emit", side_effect=Known):
         try:
             headroom.compile(loss, 1, kernels="inductor")()
         except Exception as error:
@@ -190,7 +190,7 @@ def measure(name: str, kind_of: Kind, point: str, turns: int, expected: dict[boo
     gc.collect()
     torch.manual_seed(0)
     model, loss, wrap = MODELS[name](kind_of)
-    meter = headroom.aot.meter_of(DEVICE)
+    meter = headroom.budget.meter.meter_of(DEVICE)
     kind, _, value = point.partition(":")
     if "checkpoint" in kind:
         wrap()

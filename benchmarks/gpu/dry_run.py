@@ -44,6 +44,9 @@ def load_absent_gpu() -> None:
 load_absent_gpu()
 
 import torch  # noqa: E402
+from headroom.exec.inductor import kernels  # noqa: E402
+from headroom.exec.inductor import partitioner as inductor  # noqa: E402
+from headroom.settings import Settings  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._dynamo import device_interface  # noqa: E402
 from torch._inductor import compile_fx, ir  # noqa: E402
@@ -58,8 +61,6 @@ from torch.nn import functional  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 from torch.utils import _triton  # noqa: E402
 from torch.utils.flop_counter import flop_registry  # noqa: E402
-
-from headroom import aot, inductor, kernels  # noqa: E402
 
 GIB = 1 << 30
 # Of an H200.
@@ -419,7 +420,7 @@ def show(gm: torch.fx.GraphModule, inputs: Any, point: str, mode: FakeTensorMode
     patches: dict[str, Any] = {"force_disable_caches": True, "joint_custom_post_pass": PadProducts()}
     partitioner, compiler = None, write
     if kind == "inductor":
-        partitioner = inductor.Partitioner(aot.Settings(value, kernels="inductor"), 0, 0, None, by_plan=True)
+        partitioner = inductor.Partitioner(Settings(value, kernels="inductor"), 0, 0, None, by_plan=True)
         patches["custom_partitioner_fn"] = partitioner
         kernels.compile_fx_inner = write
         compiler = kernels.compiler_for(partitioner, [])

@@ -11,9 +11,9 @@ except ImportError as error:
     ) from error
 
 from headroom._C import Meter
-from headroom.aot import BudgetError
 from headroom.api import MemoryPlan, backend, compile, current_bytes, max_batch, plan  # noqa: A004
-from headroom.capture import Unsupported
+from headroom.graph.unsupported import Unsupported
+from headroom.planning import BudgetError
 from headroom.sequential import Sequential
 
 __all__ = [

@@ -17,12 +17,15 @@ from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.exc import BackendCompilerFailed
 
 from headroom import _C
-from headroom.aot import BudgetError, Options, Planned, Settings, Step, compile_graph, meter_of
-from headroom.capture import Rest
+from headroom.budget.excess import Excess
+from headroom.budget.meter import meter_of
 from headroom.entrance import NOTHING_CAPTURED, count_graph, watch_calls
-from headroom.excess import Excess
-from headroom.tracing import drop_full_masks, forget_numbers
-from headroom.unsupported import Unsupported, check_inputs, module_of, source_of
+from headroom.exec.eager import compile_graph
+from headroom.graph.step_graph import Rest
+from headroom.graph.tracing import drop_full_masks, forget_numbers
+from headroom.graph.unsupported import Unsupported, check_inputs, module_of, source_of
+from headroom.planning import BudgetError, Planned, Step
+from headroom.settings import Options, Settings
 
 __all__ = ["MemoryPlan", "compile", "max_batch", "plan"]
 
@@ -55,7 +58,7 @@ def _compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], settings: 
     drop_full_masks(gm)
     forget_numbers(gm)
     if settings.kernels == "inductor":
-        from headroom.kernels import Kernels
+        from headroom.exec.inductor.kernels import Kernels
 
         return Kernels(gm, settings)
     return compile_graph(gm, example_inputs, settings)

@@ -14,8 +14,10 @@ import torch
 from torch import nn
 
 from headroom import _C
-from headroom.aot import Options, Settings, meter_of, too_small
-from headroom.capture import Unsupported
+from headroom.budget.meter import meter_of
+from headroom.graph.unsupported import Unsupported
+from headroom.planning import too_small
+from headroom.settings import Options, Settings
 
 
 @dataclasses.dataclass

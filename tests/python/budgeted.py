@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable
 
 import torch
-from headroom.aot import Settings, Step, compile_graph
-from headroom.capture import Rest
-from headroom.flight import Place, flights_on
+from headroom.budget.flight import Place, flights_on
+from headroom.exec.eager import compile_graph
+from headroom.graph.step_graph import Rest
+from headroom.planning import Step
+from headroom.settings import Settings
 
 
 class Budgeted:

@@ -50,6 +50,6 @@ def fixed_costs() -> Iterator[None]:
 @pytest.fixture
 def fresh_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgets the graphs of other tests."""
-    from headroom import flight
+    from headroom.budget import flight
 
     monkeypatch.setattr(flight, "_devices", {})

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from headroom.costs import op_costs
 
 import headroom
-from headroom import costs
 
 WIDTH, BATCH = 16, 64
 # PyTorch's own partition, and a plan that recomputes.
@@ -19,16 +19,16 @@ each_budget = pytest.mark.parametrize("budget", BUDGETS)
 
 @pytest.fixture
 def same_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "_measure", lambda *_: costs.Cost(10_000, 0))
-    monkeypatch.setattr(costs, "_sample_ns", lambda *_: 10_000_000)
+    monkeypatch.setattr(op_costs, "_measure", lambda *_: op_costs.Cost(10_000, 0))
+    monkeypatch.setattr(op_costs, "_sample_ns", lambda *_: 10_000_000)
 
 
 def compiled(
     function: Callable[..., Any], budget: int | str, dynamic: bool | None = False
-) -> tuple[Callable[..., Any], list[headroom.aot.Planned]]:
+) -> tuple[Callable[..., Any], list[headroom.planning.Planned]]:
     """The function within a budget, and the plans that it comes to run by."""
     torch._dynamo.reset()
-    plans: list[headroom.aot.Planned] = []
+    plans: list[headroom.planning.Planned] = []
     options = {"budget": budget, "kernels": "inductor", "on_plan": plans.append}
     return torch.compile(function, backend=headroom.api.backend, options=options, dynamic=dynamic), plans
 
@@ -67,6 +67,6 @@ def assert_close(found: list[Any], expected: list[Any]) -> None:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * scale, msg=lambda m, i=position: f"{i}: {m}")
 
 
-def assert_recomputes(plans: list[headroom.aot.Planned], budget: str) -> None:
+def assert_recomputes(plans: list[headroom.planning.Planned], budget: str) -> None:
     """So that what a test says of a plan is not said of PyTorch's own partition."""
     assert (plans[-1].time_ns > plans[-1].plain_time_ns) == (budget != BUDGETS[0]), plans[-1]

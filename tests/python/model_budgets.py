@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from headroom.aot import Planned, Settings
 from headroom.api import _Backend
-from headroom.budgets import read_budget
-from headroom.flight import Place, flights_on
+from headroom.budget.flight import Place, flights_on
+from headroom.planning import Planned
+from headroom.settings import Settings, read_budget
 from model_zoo import CASES, Case
 from operator_samples import difference
 from torch import nn

@@ -27,15 +27,18 @@ from typing import Any
 from unittest import mock
 
 import torch
-from headroom.aot import Settings, Step, compile_graph
-from headroom.capture import Call
-from headroom.flight import Place, flights_on
+from headroom.budget.flight import Place, flights_on
+from headroom.budget.meter import meter_of
+from headroom.costs import op_costs
+from headroom.exec.eager import compile_graph
+from headroom.graph.capture import Call
+from headroom.planning import Step
+from headroom.settings import Settings
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
 from torch.utils import _pytree as pytree
 
 import headroom
-from headroom import aot, costs
 
 # PyTorch's samples forbid changes of its backends' settings in the whole process when they are imported.
 vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
@@ -246,22 +249,22 @@ def differences(found: Ran, expected: Ran) -> list[str]:
     return [f"{name}: {text}" for name, text in named if text]
 
 
-def fixed_cost(call: Call, *_: object) -> costs.Cost:
+def fixed_cost(call: Call, *_: object) -> op_costs.Cost:
     """A cost in place of a measured one: the same in every run."""
     tensors = [leaf for leaf in pytree.tree_leaves(call.node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
-    return costs.Cost(1000 + sum(tensor.numel() for tensor in tensors), 0)
+    return op_costs.Cost(1000 + sum(tensor.numel() for tensor in tensors), 0)
 
 
 @contextlib.contextmanager
 def fixed_costs() -> Iterator[None]:
     """Operators are not timed inside, and no costs are left over from other samples."""
-    aot.cache_of.cache_clear()
+    op_costs.cache_of.cache_clear()
     with (
-        mock.patch.object(costs, "_measure", fixed_cost),
-        mock.patch.object(costs, "_elementwise_ns", lambda call, *_: fixed_cost(call).time_ns),
+        mock.patch.object(op_costs, "_measure", fixed_cost),
+        mock.patch.object(op_costs, "_elementwise_ns", lambda call, *_: fixed_cost(call).time_ns),
     ):
         yield
-    aot.cache_of.cache_clear()
+    op_costs.cache_of.cache_clear()
 
 
 @dataclass
@@ -318,7 +321,7 @@ def check_eager(sample: Sample, device: str) -> Outcome:
 
 def left_bytes(sample: Sample, run: Budgeted) -> int:
     """What a step leaves on the device once all that it gave is gone."""
-    meter = aot.meter_of(run.device)
+    meter = meter_of(run.device)
     before = meter.current_bytes()
     run_once(sample, run.run)
     if meter.current_bytes() != before:

@@ -13,9 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
+from headroom.graph import tracing  # noqa: E402
 from torch.nn import functional  # noqa: E402
-
-from headroom import tracing  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone", "fresh_device")
 

@@ -13,14 +13,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 
-from headroom.aot import Settings  # noqa: E402
-from headroom.budgets import read_budget, read_bytes  # noqa: E402
+from headroom.exec import eager  # noqa: E402
+from headroom.settings import Settings, read_budget, read_bytes  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import headroom  # noqa: E402
-from headroom import aot  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -218,7 +217,7 @@ def test_what_tracing_leaves_to_the_garbage_collector_takes_no_part_of_a_budget(
     """Dynamo keeps a copy of the generator's state in frames that form cycles where it has started again."""
     model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Tanh())])
     x = torch.randn(64, 16)
-    make_calls = aot.make_calls
+    make_calls = eager.make_calls
 
     def leaving(*arguments: Any) -> Any:
         calls = make_calls(*arguments)
@@ -228,7 +227,7 @@ def test_what_tracing_leaves_to_the_garbage_collector_takes_no_part_of_a_budget(
         gc.collect()  # From now on it is old: Dynamo collects the young after it has compiled.
         return calls
 
-    monkeypatch.setattr(aot, "make_calls", leaving)
+    monkeypatch.setattr(eager, "make_calls", leaving)
     gc.collect()
     gc.disable()
     try:

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
-from headroom.flight import flights_on  # noqa: E402
+from headroom.budget.flight import flights_on  # noqa: E402
 from training_models import BEFORE_2_13  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone")

@@ -15,11 +15,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 
-from headroom.capture import Call  # noqa: E402
+from headroom.budget.meter import meter_of  # noqa: E402
+from headroom.costs import elementwise, op_costs  # noqa: E402
+from headroom.graph.capture import Call  # noqa: E402
+from headroom.planning import Planned  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import headroom  # noqa: E402
-from headroom import aot, costs, elementwise  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -28,25 +30,25 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 
 def test_what_others_saved_meanwhile_stays_and_holds() -> None:
-    one, other = costs.CostCache(CPU), costs.CostCache(CPU)
-    costs_of = {time_ns: costs.Cost(time_ns, 0) for time_ns in range(1, 5)}
+    one, other = op_costs.CostCache(CPU), op_costs.CostCache(CPU)
+    costs_of = {time_ns: op_costs.Cost(time_ns, 0) for time_ns in range(1, 5)}
     one.costs |= {"first": costs_of[1], "both": costs_of[2]}
     other.costs |= {"second": costs_of[3], "both": costs_of[4]}
     one.is_changed = other.is_changed = True
     one.save()
     other.save()
     expected = {"first": costs_of[1], "second": costs_of[3], "both": costs_of[2]}
-    assert other.costs == costs.CostCache(CPU).costs == expected
+    assert other.costs == op_costs.CostCache(CPU).costs == expected
 
 
-@pytest.mark.parametrize("time_ns", [costs.move_time_ns, costs.draw_time_ns])
+@pytest.mark.parametrize("time_ns", [op_costs.move_time_ns, op_costs.draw_time_ns])
 def test_what_moving_memory_and_drawing_take_is_measured_once(
-    time_ns: Callable[[int, costs.CostCache, torch.device, int], int],
+    time_ns: Callable[[int, op_costs.CostCache, torch.device, int], int],
 ) -> None:
     state = torch.get_rng_state()
-    first = time_ns(1 << 20, costs.CostCache(CPU), CPU, 1 << 20)
+    first = time_ns(1 << 20, op_costs.CostCache(CPU), CPU, 1 << 20)
     assert first > 0
-    again = costs.CostCache(CPU)
+    again = op_costs.CostCache(CPU)
     assert len(again.costs) == 1
     assert time_ns(1 << 20, again, CPU, 1 << 20) == first
     assert torch.equal(torch.get_rng_state(), state)
@@ -69,88 +71,89 @@ def test_what_a_library_takes_to_set_up_is_no_cost_of_the_first_call() -> None:
 
 
 def test_costs_on_disk_are_those_of_the_arithmetic_that_is_chosen() -> None:
-    aot.cache_of.cache_clear()
+    op_costs.cache_of.cache_clear()
     layer = torch.nn.Linear(4, 4)
     batch = torch.randn(2, 4)
     headroom.plan(layer, batch, cache=False)
     with torch.backends.cudnn.flags(enabled=True, benchmark=True):
         headroom.plan(layer, batch)
-    assert costs.CostCache(CPU).costs == {}
+    assert op_costs.CostCache(CPU).costs == {}
     headroom.plan(layer, batch)
-    usual = set(costs.CostCache(CPU).costs)
+    usual = set(op_costs.CostCache(CPU).costs)
     headroom.plan(layer, batch)
-    assert set(costs.CostCache(CPU).costs) == usual
+    assert set(op_costs.CostCache(CPU).costs) == usual
     torch.use_deterministic_algorithms(True)
     try:
         headroom.plan(layer, batch)
     finally:
         torch.use_deterministic_algorithms(False)
-    with_both = set(costs.CostCache(CPU).costs)
+    with_both = set(op_costs.CostCache(CPU).costs)
     assert len(with_both) == 2 * len(usual) > 0
     assert usual < with_both
 
 
 def test_layouts_are_kept_on_disk() -> None:
-    cache = costs.CostCache(CPU)
-    cost = costs.Cost(5, 6, [None, costs.Layout([1, 2], 64, "torch.float32")])
+    cache = op_costs.CostCache(CPU)
+    cost = op_costs.Cost(5, 6, [None, op_costs.Layout([1, 2], 64, "torch.float32")])
     cache.costs["one"] = cost
     cache.is_changed = True
     cache.save()
-    assert costs.CostCache(CPU).costs == {"one": cost}
+    assert op_costs.CostCache(CPU).costs == {"one": cost}
 
 
 def test_a_failed_measurement_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> costs.Cost:
+    def fail(*_: object) -> op_costs.Cost:
         raise torch.OutOfMemoryError("tried to allocate 2 MiB")
 
-    aot.cache_of.cache_clear()
+    op_costs.cache_of.cache_clear()
     layer, batch = torch.nn.Linear(4, 4), torch.randn(2, 4)
     with monkeypatch.context() as changed:
-        changed.setattr(costs, "_measure", fail)
+        changed.setattr(op_costs, "_measure", fail)
         estimated = headroom.plan(layer, batch)
     assert estimated.plain_time_ns > 0
-    assert costs.CostCache(CPU).costs == {}
+    assert op_costs.CostCache(CPU).costs == {}
     headroom.plan(layer, batch)
-    assert len(costs.CostCache(CPU).costs) > 0
+    assert len(op_costs.CostCache(CPU).costs) > 0
 
 
 def test_costs_follow_the_number_of_threads() -> None:
-    aot.cache_of.cache_clear()
+    op_costs.cache_of.cache_clear()
     layer, batch = torch.nn.Linear(4, 4), torch.randn(2, 4)
     headroom.plan(layer, batch)
-    one_thread = costs.cache_file(CPU)
+    one_thread = op_costs.cache_file(CPU)
     assert one_thread.exists()
     torch.set_num_threads(2)
     try:
-        assert not costs.cache_file(CPU).exists()
+        assert not op_costs.cache_file(CPU).exists()
         headroom.plan(layer, batch)
-        assert costs.cache_file(CPU).exists()
-        assert costs.cache_file(CPU) != one_thread
+        assert op_costs.cache_file(CPU).exists()
+        assert op_costs.cache_file(CPU) != one_thread
     finally:
         torch.set_num_threads(1)
 
 
 def test_processes_that_save_at_once_lose_nothing() -> None:
     script = (
-        "import sys, torch, headroom; from headroom import costs; torch.set_num_threads(1)\n"
+        "import sys, torch, headroom; from headroom.costs import op_costs; torch.set_num_threads(1)\n"
         "for i in range(20):\n"
-        "    cache = costs.CostCache(torch.device('cpu')); cache.costs = {f'{sys.argv[1]} {i}': costs.Cost(i, 0)}\n"
+        "    cache = op_costs.CostCache(torch.device('cpu'))\n"
+        "    cache.costs = {f'{sys.argv[1]} {i}': op_costs.Cost(i, 0)}\n"
         "    cache.is_changed = True; cache.save()\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", script, str(name)]) for name in range(3)]
     assert [one.wait() for one in running] == [0, 0, 0]
-    assert len(costs.CostCache(CPU).costs) == 60
+    assert len(op_costs.CostCache(CPU).costs) == 60
 
 
 def test_indices_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[torch.Tensor] = []
-    real = costs._real
+    real = op_costs._real
 
     def noting(value: torch.Tensor, call: Any) -> torch.Tensor:
         made.append(real(value, call))
         return made[-1]
 
-    monkeypatch.setattr(costs, "_real", noting)
+    monkeypatch.setattr(op_costs, "_real", noting)
     table, indices = torch.nn.Embedding(50, 4), torch.randint(0, 50, (200,))
     headroom.plan(lambda: table(indices).square().sum(), cache=False)
     found = [one for one in made if one.dtype == torch.int64 and one.numel() == 200]
@@ -177,15 +180,15 @@ def deep_model() -> torch.nn.Sequential:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
-    """An entry for each call of a function of costs.py. What is measured with is not kept."""
+    """An entry for each call of a function of op_costs.py. What is measured with is not kept."""
     calls: list[str] = []
-    function = getattr(costs, name)
+    function = getattr(op_costs, name)
 
     def count(*args: Any) -> Any:
         calls.append(name)
         return function(*args)
 
-    monkeypatch.setattr(costs, name, count)
+    monkeypatch.setattr(op_costs, name, count)
     return calls
 
 
@@ -200,7 +203,7 @@ def test_times_are_measured_only_where_a_plan_must_choose(
     model = deep_model()
     batch = torch.randn(64, 16)
     run = headroom.compile(lambda: model(batch).square().mean(), budget, cache=False)
-    aot.cache_of.cache_clear()
+    op_costs.cache_of.cache_clear()
     for _ in range(3):
         run().backward()
     assert bool(measured) == is_measured
@@ -215,14 +218,14 @@ def test_plans_that_are_told_have_times() -> None:
 
 def test_times_are_measured_when_memory_gets_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = counted(monkeypatch, "_time_ns")
-    aot.cache_of.cache_clear()
+    op_costs.cache_of.cache_clear()
     model, batch = deep_model(), torch.randn(64, 16)
     meter = headroom.Meter(CPU)
     plan = headroom.plan(lambda: model(batch).square().mean(), cache=False)
     budget, spare_bytes = plan.plain_peak + (20 << 10), plan.plain_peak - plan.smallest_budget
     others: list[torch.Tensor] = []
     timed.clear()
-    aot.cache_of.cache_clear()
+    op_costs.cache_of.cache_clear()
     run = headroom.compile(lambda: model(batch).square().mean(), budget, cache=False)
     for step in range(4):
         if step == 2:  # From here on a third of what storing all adds to the smallest plan is left.
@@ -237,13 +240,13 @@ def test_times_are_measured_when_memory_gets_scarce(monkeypatch: pytest.MonkeyPa
 def test_timing_takes_no_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(64, 64, requires_grad=True)
     step = headroom.plan(lambda: (x @ x).tanh().sum(), cache=False)._step
-    cache = costs.CostCache(CPU, persistent=False)
-    costs.fill_memory(step.captured, cache, aot.meter_of(CPU))
+    cache = op_costs.CostCache(CPU, persistent=False)
+    op_costs.fill_memory(step.captured, cache, meter_of(CPU))
     timed = counted(monkeypatch, "_time_ns")
-    costs.fill_times(step.captured, cache, 1 << 14)  # of one tensor
+    op_costs.fill_times(step.captured, cache, 1 << 14)  # of one tensor
     assert len(timed) == 0
     assert all(cost.time_ns is None for cost in cache.costs.values())
-    costs.fill_times(step.captured, cache, 1 << 17)
+    op_costs.fill_times(step.captured, cache, 1 << 17)
     assert len(timed) > 0
 
 
@@ -282,7 +285,7 @@ def test_memory_of_elementwise_calls_is_known(function: Callable[..., torch.Tens
         *[one for one in inputs if isinstance(one, torch.Tensor)],
     )
     assert elementwise.has_known_memory(call)
-    assert costs._measure(call, {}, CPU, headroom.Meter(CPU)) == costs.Cost(None, 0)
+    assert op_costs._measure(call, {}, CPU, headroom.Meter(CPU)) == op_costs.Cost(None, 0)
     arguments, options = elementwise.sample_arguments(call, {})
     assert call.node.target(*arguments, **options).numel() == elementwise.sample_size(call) == 4096
 
@@ -306,20 +309,20 @@ def test_memory_of_other_calls_is_measured(function: Callable[..., torch.Tensor]
 
 def test_times_of_elementwise_calls_are_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 300 x 200 numbers 8^5 = 32768 are timed: 2000 ns to start and 98304 for the numbers, 3 ns for each."""
-    monkeypatch.setattr(costs, "_time_ns", lambda *_: 2000 + 98304)
-    cache = costs.CostCache(CPU, persistent=False)
+    monkeypatch.setattr(op_costs, "_time_ns", lambda *_: 2000 + 98304)
+    cache = op_costs.CostCache(CPU, persistent=False)
     for shape in [(300, 200), (250, 240)]:
         call = call_of(torch.tanh, torch.empty(shape))
-        assert costs._elementwise_ns(call, {}, cache, CPU) == 2000 + 3 * 60_000
+        assert op_costs._elementwise_ns(call, {}, cache, CPU) == 2000 + 3 * 60_000
     assert len(cache.costs) == 1
-    costs._elementwise_ns(call_of(torch.exp, torch.empty(300, 200)), {}, cache, CPU)
-    costs._elementwise_ns(call_of(torch.tanh, torch.empty(300, 200, dtype=torch.float64)), {}, cache, CPU)
-    costs._elementwise_ns(call_of(torch.tanh, torch.empty(3000, 200)), {}, cache, CPU)
+    op_costs._elementwise_ns(call_of(torch.exp, torch.empty(300, 200)), {}, cache, CPU)
+    op_costs._elementwise_ns(call_of(torch.tanh, torch.empty(300, 200, dtype=torch.float64)), {}, cache, CPU)
+    op_costs._elementwise_ns(call_of(torch.tanh, torch.empty(3000, 200)), {}, cache, CPU)
     assert len(cache.costs) == 4
 
 
 def test_logs_say_where_the_time_of_a_first_call_goes(caplog: pytest.LogCaptureFixture) -> None:
-    aot.cache_of.cache_clear()
+    op_costs.cache_of.cache_clear()
     model, batch = deep_model(), torch.randn(64, 16)
     with caplog.at_level(logging.INFO, "headroom"):
         headroom.compile(lambda: model(batch).square().mean(), "0.8x", cache=False)().backward()
@@ -332,7 +335,7 @@ def assert_peak_is_predicted(
     loss: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, norm: torch.nn.Module
 ) -> None:
     """Trains two steps, and compares the peak of the second with its prediction."""
-    plans: list[aot.Planned] = []
+    plans: list[Planned] = []
     run = headroom.compile(loss, "1x", cache=False, on_plan=plans.append)
     run(x).backward()
     x.grad = norm.weight.grad = norm.bias.grad = None

@@ -10,10 +10,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 
 from fixed_costs import fixed_costs  # noqa: E402
+from headroom.budget import excess  # noqa: E402
+from headroom.costs import op_costs  # noqa: E402
 from torch import nn  # noqa: E402
 
 import headroom  # noqa: E402
-from headroom import costs, excess  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -53,14 +54,14 @@ def train(budget: int | str, *, hidden_bytes: int) -> tuple[list[int], list[int]
     torch.manual_seed(0)
     layers = [layer for _ in range(5) for layer in (nn.Conv1d(8, 8, 3, padding=1), nn.Tanh())]
     model, inputs = nn.Sequential(*layers), torch.randn(4, 8, 64)
-    measure = costs._measure
+    measure = op_costs._measure
 
-    def too_little(call: costs.Call, *rest: object) -> costs.Cost:
+    def too_little(call: op_costs.Call, *rest: object) -> op_costs.Cost:
         cost = measure(call, *rest)
         return cost._replace(workspace_bytes=cost.workspace_bytes - hidden_bytes)
 
     meter, peaks, before = headroom.Meter(CPU), [], []
-    with fixed_costs(), mock.patch.object(costs, "_measure", too_little):
+    with fixed_costs(), mock.patch.object(op_costs, "_measure", too_little):
         run = headroom.compile(lambda x: model(x).square().mean(), budget, cache=False)
         for _ in range(5):
             model.zero_grad()

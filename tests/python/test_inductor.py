@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
+from headroom.exec.inductor import kernels, partitioner, trial  # noqa: E402
+from headroom.graph import capture  # noqa: E402
 from torch._inductor.utils import fresh_inductor_cache  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from training_models import CASES, Gpt, loss_of  # noqa: E402
-
-from headroom import capture, inductor, kernels, trial  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -31,7 +31,7 @@ def make(name: str) -> tuple[torch.nn.Module, list[torch.Tensor]]:
 
 def train(model: torch.nn.Module, run: Callable[..., torch.Tensor], batch: list[torch.Tensor]) -> int:
     """Two steps, of which the second's gradients stay; what it has at most beyond what is there before."""
-    meter = headroom.aot.meter_of(torch.device("cpu"))
+    meter = headroom.budget.meter.meter_of(torch.device("cpu"))
     peak = 0
     for _ in range(2):
         model.zero_grad()
@@ -48,7 +48,7 @@ def test_budget_is_kept_and_gradients_are_those_of_torch_compile(name: str) -> N
     model, batch = make(name)
     train(model, torch.compile(loss_of(model), dynamic=False), batch)
     other, batch = make(name)
-    told: list[headroom.aot.Planned] = []
+    told: list[headroom.planning.Planned] = []
     run = headroom.compile(loss_of(other), f"{SHARES[name]}x", kernels="inductor", on_plan=told.append)
     peak = train(other, run, batch)
     plan = told[-1]
@@ -125,7 +125,7 @@ def test_of_a_language_model_s_loss_only_logits_and_their_gradient_are_stored() 
         logits = model(tokens)[:, :-1]
         return torch.nn.functional.cross_entropy(logits.reshape(-1, words), tokens[:, 1:].reshape(-1))
 
-    told: list[headroom.aot.Planned] = []
+    told: list[headroom.planning.Planned] = []
     run = headroom.compile(loss, "0.96x", kernels="inductor", on_plan=told.append)
     assert train(model, run, []) <= told[-1].budget_bytes
     assert told[-1].measured_bytes == pytest.approx(told[-1].predicted_bytes, rel=0.01)
@@ -140,7 +140,7 @@ def test_what_takes_the_place_of_the_logits_is_predicted() -> None:
     torch.manual_seed(0)
     words = 4000
     model, tokens = Gpt(layers=4, width=64, words=words), torch.randint(words, (8, 32))
-    told: list[headroom.aot.Planned] = []
+    told: list[headroom.planning.Planned] = []
     loss = loss_of(model)
     run = headroom.compile(lambda: loss(tokens, tokens.flatten()), "0.5x", kernels="inductor", on_plan=told.append)
     assert train(model, run, []) <= told[-1].budget_bytes
@@ -158,7 +158,7 @@ def test_random_numbers_are_computed_where_they_are_read() -> None:
         for _ in range(4)
     ]
     model, images = torch.nn.Sequential(*[one for block in layers for one in block]), torch.randn(8, 16, 32, 32)
-    told: list[headroom.aot.Planned] = []
+    told: list[headroom.planning.Planned] = []
     run = headroom.compile(lambda: model(images).square().mean(), "0.7x", kernels="inductor", on_plan=told.append)
     # Stored, as large as an activation each and in another layout, they would not fit.
     assert train(model, run, []) <= told[-1].budget_bytes
@@ -168,7 +168,7 @@ def test_random_numbers_are_computed_where_they_are_read() -> None:
 
 def test_where_pytorch_s_own_partition_takes_too_much_a_plan_is_made() -> None:
     model, batch = make("gpt")
-    told: list[headroom.aot.Planned] = []
+    told: list[headroom.planning.Planned] = []
     run = headroom.compile(loss_of(model), "1x", kernels="inductor", on_plan=told.append)
     assert train(model, run, batch) <= told[-1].budget_bytes
     assert told[-1].compilations == 2
@@ -185,7 +185,7 @@ def test_what_the_plan_did_not_know_of_is_left_free_by_the_next(monkeypatch: pyt
 
     monkeypatch.setattr(kernels, "try_step", take_more)
     model, batch = make("gpt")
-    told: list[headroom.aot.Planned] = []
+    told: list[headroom.planning.Planned] = []
     run = headroom.compile(loss_of(model), "0.8x", kernels="inductor", on_plan=told.append)
     assert train(model, run, batch) <= told[-1].budget_bytes - excess
     assert told[-1].compilations == 2
@@ -228,7 +228,7 @@ def test_what_is_padded_twice_is_one_tensor() -> None:
 
     inputs = torch.randn(4, 5, 6), torch.randn(4, 5, 6)
     joint = make_fx(compute, tracing_mode="fake")(*inputs)
-    inductor.share_pads(joint)
+    partitioner.share_pads(joint)
     joint.graph.lint()
     joint.recompile()
     assert len(joint.graph.find_nodes(op="call_function", target=pad)) == 6
@@ -280,21 +280,21 @@ def test_convolutions_run_again_are_laid_out_as_in_forward(monkeypatch: pytest.M
 
 
 @pytest.fixture(name="steps")
-def recorded_steps(monkeypatch: pytest.MonkeyPatch) -> list[inductor.KernelStep]:
+def recorded_steps(monkeypatch: pytest.MonkeyPatch) -> list[partitioner.KernelStep]:
     """All that are planned."""
-    made: list[inductor.KernelStep] = []
-    make_kernel_step = inductor.make_kernel_step
+    made: list[partitioner.KernelStep] = []
+    make_kernel_step = partitioner.make_kernel_step
 
-    def record(*arguments: Any) -> inductor.KernelStep:
+    def record(*arguments: Any) -> partitioner.KernelStep:
         made.append(make_kernel_step(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(inductor, "make_kernel_step", record)
+    monkeypatch.setattr(partitioner, "make_kernel_step", record)
     return made
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dropout_keeps_a_byte_and_draws_once(steps: list[inductor.KernelStep], dtype: torch.dtype) -> None:
+def test_dropout_keeps_a_byte_and_draws_once(steps: list[partitioner.KernelStep], dtype: torch.dtype) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     layers = [(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Dropout(0.5)) for _ in range(3)]
@@ -313,12 +313,12 @@ def test_dropout_keeps_a_byte_and_draws_once(steps: list[inductor.KernelStep], d
         assert min(call.time_ns for call in masks) > max(call.time_ns for call in others)
 
 
-def test_indices_of_a_pool_are_computed_where_they_are_read(steps: list[inductor.KernelStep]) -> None:
+def test_indices_of_a_pool_are_computed_where_they_are_read(steps: list[partitioner.KernelStep]) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     blocks = [(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(3, 1, 1)) for _ in range(4)]
     model, images = torch.nn.Sequential(*[layer for block in blocks for layer in block]), torch.randn(8, 8, 48, 48)
-    told: list[headroom.aot.Planned] = []
+    told: list[headroom.planning.Planned] = []
     run = headroom.compile(lambda: model(images).square().mean(), "0.9x", kernels="inductor", on_plan=told.append)
     assert train(model, run, []) <= told[-1].budget_bytes
     calls = [call for step in steps for call in step.fused.calls if call.values]
@@ -389,7 +389,7 @@ def test_a_budget_that_is_too_small_names_the_smallest() -> None:
 
 def test_is_compiled_again_only_where_there_is_no_room() -> None:
     model, batch = make("mlp")
-    told: list[headroom.aot.Planned] = []
+    told: list[headroom.planning.Planned] = []
     plain = headroom.plan(loss_of(model), *batch).plain_peak
     spare = 1 << 20
     run = headroom.compile(loss_of(model), plain + spare, kernels="inductor", on_plan=told.append)
@@ -411,7 +411,7 @@ def test_two_graphs_of_a_model_share_a_budget(monkeypatch: pytest.MonkeyPatch) -
             call.time_ns = 1000
 
     # Measured ones would give other plans at other times, of which some are too large where Inductor fuses them.
-    monkeypatch.setattr(inductor, "fill_kernel_costs", cost_the_same)
+    monkeypatch.setattr(partitioner, "fill_kernel_costs", cost_the_same)
 
     class TwoGraphs(torch.nn.Module):
         def __init__(self) -> None:
@@ -436,8 +436,8 @@ def test_two_graphs_of_a_model_share_a_budget(monkeypatch: pytest.MonkeyPatch) -
     model.zero_grad()
     # Just what the first takes alone, so that what is left is clearly too little for the other, whatever its plan.
     budget = headroom.current_bytes() + int(0.575 * plain_bytes)
-    meter = headroom.aot.meter_of(torch.device("cpu"))
-    told: list[headroom.aot.Planned] = []
+    meter = headroom.budget.meter.meter_of(torch.device("cpu"))
+    told: list[headroom.planning.Planned] = []
     run = headroom.compile(model, budget, kernels="inductor", on_plan=told.append)
     for _ in range(3):  # each fits alone
         model.zero_grad()
@@ -457,7 +457,7 @@ def test_trials_are_told_to_those_who_listen() -> None:
     handler.emit = heard.append
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    told: list[headroom.aot.Planned] = []
+    told: list[headroom.planning.Planned] = []
     try:
         model, batch = make("vgg")
         headroom.compile(loss_of(model), "0.8x", kernels="inductor", on_plan=told.append)(*batch).backward()

@@ -11,10 +11,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
+from headroom.costs import op_costs  # noqa: E402
 from inductor_steps import WIDTH, Net, batch, same_costs  # noqa: E402, F401
 from torch import nn  # noqa: E402
-
-from headroom import costs  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone", "same_costs")
 
@@ -35,7 +34,7 @@ class Training:
 
     def __init__(self, model: nn.Module, function: Callable[..., torch.Tensor], budget: int | str) -> None:
         self.model = model
-        self.plans: list[headroom.aot.Planned] = []
+        self.plans: list[headroom.planning.Planned] = []
         options = {"budget": budget, "kernels": "inductor", "on_plan": self.note}
         self.run = torch.compile(function, backend=headroom.api.backend, options=options, dynamic=False)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -43,7 +42,7 @@ class Training:
         self.peaks: list[int] = []
         self.trial_peaks: list[int] = []
 
-    def note(self, plan: headroom.aot.Planned) -> None:
+    def note(self, plan: headroom.planning.Planned) -> None:
         self.trial_peaks.append(self.meter.peak_bytes())
         self.meter.reset_peak()
         self.plans.append(plan)
@@ -68,7 +67,7 @@ def state_bytes(model: nn.Module) -> int:
 def own_bytes(function: Callable[..., torch.Tensor], x: torch.Tensor | None = None) -> int:
     """Returns what a step by PyTorch's own partition adds."""
     torch._dynamo.reset()
-    plans: list[headroom.aot.Planned] = []
+    plans: list[headroom.planning.Planned] = []
     headroom.compile(function, "10x", kernels="inductor", on_plan=plans.append)(batch() if x is None else x)
     assert plans[-1].time_ns <= plans[-1].plain_time_ns
     return plans[-1].measured_bytes
@@ -195,7 +194,7 @@ def test_pytorch_s_own_partition_is_taken_wherever_it_fits() -> None:
     x = torch.randn(6 * 32, WIDTH)
     own = own_bytes(unrolled, x)
     torch._dynamo.reset()
-    plans: list[headroom.aot.Planned] = []
+    plans: list[headroom.planning.Planned] = []
     headroom.compile(unrolled, "1x", kernels="inductor", on_plan=plans.append)(x)
     # It recomputes inside kernels that run anyway, and so takes less than storing everything.
     share = (own + 100) / plans[-1].budget_bytes
@@ -207,7 +206,7 @@ def test_pytorch_s_own_partition_is_taken_wherever_it_fits() -> None:
         assert plan.time_ns == plan.plain_time_ns
 
 
-@pytest.mark.parametrize("measure", [costs.move_time_ns, costs.draw_time_ns])
+@pytest.mark.parametrize("measure", [op_costs.move_time_ns, op_costs.draw_time_ns])
 def test_measurements_take_no_more_memory_than_the_step(
     measure: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,7 +214,7 @@ def test_measurements_take_no_more_memory_than_the_step(
     meter = headroom.Meter(CPU)
     before = meter.current_bytes()
     for largest in (1000, 100_000, 3_000_000):
-        cache = costs.CostCache(CPU, persistent=False)
+        cache = op_costs.CostCache(CPU, persistent=False)
         meter.reset_peak()
         assert measure(largest, cache, CPU, largest) > 0
         rng_state = 5056

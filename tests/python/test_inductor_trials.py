@@ -8,10 +8,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
+from headroom.exec.inductor import kernels, trial  # noqa: E402
 from inductor_steps import Net, batch, same_costs  # noqa: E402, F401
 from test_inductor_budgets import CPU, inside, own_bytes  # noqa: E402
-
-from headroom import trial  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone", "same_costs")
 
@@ -34,7 +33,7 @@ def test_no_trial_is_over_the_budget(room: float) -> None:
 def test_a_trial_is_stopped_before_a_buffer_is_over_its_limit() -> None:
     torch._dynamo.reset()
     codes = []
-    compile_fx_inner = headroom.kernels.compile_fx_inner
+    compile_fx_inner = kernels.compile_fx_inner
     x = batch().requires_grad_()
 
     def keep_code(*arguments: object, **options: object) -> object:
@@ -42,7 +41,7 @@ def test_a_trial_is_stopped_before_a_buffer_is_over_its_limit() -> None:
         return codes[-1]
 
     def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
-        return headroom.kernels.compile_fx(gm, inputs, inner_compile=keep_code)
+        return kernels.compile_fx(gm, inputs, inner_compile=keep_code)
 
     def twice(x: torch.Tensor) -> torch.Tensor:
         return ((x @ x.T).sin() @ x).sum()

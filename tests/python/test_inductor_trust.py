@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
+from headroom.budget import kernel_flight  # noqa: E402
+from headroom.exec.inductor import kernels, trial  # noqa: E402
 from inductor_steps import (  # noqa: E402
     BATCH,
     WIDTH,
@@ -25,8 +27,6 @@ from inductor_steps import (  # noqa: E402
     gradients,
     same_costs,  # noqa: F401
 )
-
-from headroom import kernel_flight, kernels, trial  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone", "same_costs")
 
@@ -299,7 +299,7 @@ def test_models_and_threads_do_not_share_a_budget() -> None:
         plan(self, arguments, outer)
 
     def step_of(model: torch.nn.Module) -> Callable[..., Any]:
-        settings = headroom.aot.Settings(budget="10x", kernels="inductor")
+        settings = headroom.settings.Settings(budget="10x", kernels="inductor")
         return torch.compile(model, backend=lambda gm, _: kernels.Kernels(gm, settings), dynamic=False)
 
     errors: list[BaseException] = []

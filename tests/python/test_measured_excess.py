@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 
+from headroom.budget import excess  # noqa: E402
 from test_excess import train  # noqa: E402
 
 import headroom  # noqa: E402
-from headroom import excess  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 
 from fixed_costs import fixed_costs  # noqa: E402
-from headroom.aot import Settings  # noqa: E402
-from headroom.optimizers import PendingState  # noqa: E402
+from headroom.budget.optimizers import PendingState  # noqa: E402
+from headroom.settings import Settings  # noqa: E402
 from torch import nn, optim  # noqa: E402
 
 import headroom  # noqa: E402

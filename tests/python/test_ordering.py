@@ -9,9 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 
+from headroom.exec.inductor import ordering  # noqa: E402
 from torch._inductor.dependencies import WeakDep  # noqa: E402
-
-from headroom import ordering  # noqa: E402
 
 
 class Node:

@@ -11,9 +11,10 @@ pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
 from budgeted import places  # noqa: E402
+from headroom.budget import flight  # noqa: E402
 from torch import nn  # noqa: E402
 
-from headroom import aot, flight  # noqa: E402
+from headroom import planning  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone", "fixed_costs", "fresh_device")
 
@@ -36,7 +37,7 @@ class Trained:
     def run(self, x: torch.Tensor) -> torch.Tensor:
         return self.model(x).square().mean()
 
-    def note(self, planned: aot.Planned) -> None:
+    def note(self, planned: planning.Planned) -> None:
         self.slowdowns.append(planned.time_ns / planned.plain_time_ns)
 
     def step(self) -> int:
@@ -137,8 +138,8 @@ def test_caches_of_plans_are_bounded() -> None:
     for number in range(100):
         step.plan(smallest + number, place.rest(0), 0)
         step.shape(place.rest(0)._replace(peak_bytes=10**6 + number))
-    assert len(step.plans) <= aot._MOST_KEPT
-    assert len(step.shapes) <= aot._MOST_KEPT
+    assert len(step.plans) <= planning._MOST_KEPT
+    assert len(step.shapes) <= planning._MOST_KEPT
     assert trained.step() <= trained.budget
 
 

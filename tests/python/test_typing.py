@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 
-from headroom.aot import Options, Settings
+from headroom.settings import Options, Settings
 
 import headroom
 from headroom import _C

@@ -12,10 +12,9 @@ pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
 from budgeted import Budgeted  # noqa: E402
+from headroom.costs import op_costs  # noqa: E402
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op  # noqa: E402
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
-
-from headroom import aot, costs  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -26,9 +25,9 @@ Case = tuple[Function, list[torch.Tensor]]
 @pytest.fixture(autouse=True)
 def seeded() -> Iterator[None]:
     torch.manual_seed(0)
-    aot.cache_of.cache_clear()
+    op_costs.cache_of.cache_clear()
     yield
-    aot.cache_of.cache_clear()
+    op_costs.cache_of.cache_clear()
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -454,20 +453,20 @@ def test_an_operator_that_gives_no_tensor_is_refused() -> None:
     node.meta |= {"val": 3, "stack_trace": 'File "model.py", line 12, in forward'}
     graph.output((node,))
     with pytest.raises(headroom.Unsupported, match=r"aten\.dim\.default \(model\.py:12\): gives int, not a tensor"):
-        headroom.capture.capture(torch.fx.GraphModule(torch.nn.Module(), graph), 1, "step")
+        headroom.graph.capture.capture(torch.fx.GraphModule(torch.nn.Module(), graph), 1, "step")
 
 
 def test_costs_of_effects_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[str] = []
 
     def note_calls(name: str) -> None:
-        measure = getattr(costs, name)
+        measure = getattr(op_costs, name)
 
         def noting(call: object, *args: object) -> object:
             measured.append(str(call.node.target))
             return measure(call, *args)
 
-        monkeypatch.setattr(costs, name, noting)
+        monkeypatch.setattr(op_costs, name, noting)
 
     for name in ("_measure", "_measure_time", "_elementwise_ns"):
         note_calls(name)

@@ -8,10 +8,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from headroom.aot import Settings, Step, compile_graph
-from headroom.flight import Place, flights_on
-
-from headroom import kernels
+from headroom.budget.flight import Place, flights_on
+from headroom.exec.eager import compile_graph
+from headroom.exec.inductor import kernels
+from headroom.planning import Step
+from headroom.settings import Settings
 
 
 @contextlib.contextmanager

@@ -12,16 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from headroom.capture import (
-    Call,
-    Capture,
-    flat_results,
-    is_tensor,
-    needs_a_tensor,
-    real_strides,
-    set_layouts,
-    storage_bytes,
-)
+from headroom.graph.capture import Call, Capture, real_strides, set_layouts
+from headroom.graph.operators import flat_results, is_tensor, needs_a_tensor, storage_bytes
 
 
 class RealTypes:

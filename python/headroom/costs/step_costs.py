@@ -9,8 +9,8 @@ from collections.abc import Callable
 from torch.utils._python_dispatch import _disable_current_modes
 
 from headroom import _C
-from headroom.capture import Capture
-from headroom.costs import CostCache, Counts, fill_memory, fill_times
+from headroom.costs.op_costs import CostCache, Counts, fill_memory, fill_times
+from headroom.graph.capture import Capture
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from torch._functorch import partitioners
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
-from headroom.capture import is_tensor, is_view, storage_bytes
-from headroom.rewrite import ancestors
+from headroom.graph.operators import is_tensor, is_view, storage_bytes
+from headroom.graph.rewrite import ancestors
 
 aten = torch.ops.aten
 

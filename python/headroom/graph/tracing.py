@@ -1,10 +1,11 @@
-"""Has AOTAutograd trace the kernels that eager calls."""
+"""Has Dynamo trace the sizes of one call, and AOTAutograd the kernels that eager calls."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import getitem
+from typing import Any
 
 import torch
 from torch import fx
@@ -12,7 +13,8 @@ from torch._C import DispatchKey
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
-from headroom.rewrite import ancestors
+from headroom.graph.operators import concrete
+from headroom.graph.rewrite import ancestors
 
 # Operators that PyTorch decomposes in Python while it traces, though eager runs a kernel, or another decomposition, of
 # which the results differ in their last bits.
@@ -185,3 +187,18 @@ def _before_repeat(repeated: fx.Node) -> fx.Node | None:
         return None
     is_new = [one is None for one in indexed.args[1]]
     return indexed.args[0] if is_new == [False, False, True, False, False] else None
+
+
+def is_cut(gm: fx.GraphModule) -> bool:
+    """Whether Dynamo's graph ends where the function was cut, so that others follow it."""
+    return getattr(getattr(gm, "compile_subgraph_reason", None), "graph_break", False)
+
+
+def specialize(example_inputs: Sequence[Any]) -> None:
+    """Makes Dynamo take this call's sizes as given, so that other sizes come as graphs of their own."""
+    for one in example_inputs:
+        if isinstance(one, torch.SymInt):
+            concrete(one)
+        elif isinstance(one, torch.Tensor):
+            for size in (*one.shape, *one.stride(), one.storage_offset()):
+                concrete(size)

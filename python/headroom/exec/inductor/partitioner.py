@@ -14,13 +14,16 @@ from torch._inductor.graph import GraphLowering
 from torch.utils.checkpoint import CheckpointPolicy
 
 from headroom import _C
-from headroom.aot import Settings, cost_cache
-from headroom.capture import Call, Capture, Rest, Unsupported, capture, concrete, is_tensor, make_graph
-from headroom.costs import CostCache, draw_time_ns, fill_costs, move_time_ns
-from headroom.emission import emit
-from headroom.excess import Excess, counts_whole_blocks
-from headroom.mutation import is_backward_write, is_forward_write, keep_what_forward_overwrites
-from headroom.own_partition import estimate_peak, saved_names
+from headroom.budget.excess import Excess, counts_whole_blocks
+from headroom.costs.op_costs import CostCache, cost_cache, draw_time_ns, fill_costs, move_time_ns
+from headroom.exec.inductor.emission import emit
+from headroom.exec.inductor.own_partition import estimate_peak, saved_names
+from headroom.graph.capture import Call, Capture, capture
+from headroom.graph.mutation import is_backward_write, is_forward_write, keep_what_forward_overwrites
+from headroom.graph.operators import concrete, is_tensor
+from headroom.graph.step_graph import Rest, make_graph
+from headroom.graph.unsupported import Unsupported
+from headroom.settings import Settings
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -25,15 +25,19 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from headroom import _C
-from headroom.aot import BudgetError, Planned, Settings, _specialize, is_cut, meter_of, too_small
-from headroom.capture import Rest, is_tensor
+from headroom.budget.excess import named_bytes, varied_bytes
+from headroom.budget.flight import unwatched
+from headroom.budget.kernel_flight import Flight, compiled_node, flights_of_this_thread, watches_paused
+from headroom.budget.meter import meter_of
 from headroom.entrance import count_graph
-from headroom.excess import named_bytes, varied_bytes
-from headroom.flight import unwatched
-from headroom.inductor import Partitioner, copy_of
-from headroom.kernel_flight import Flight, compiled_node, flights_of_this_thread, watches_paused
-from headroom.ordering import KeepDraws, KeepOrder
-from headroom.trial import Arguments, Trial, find_changed, hidden, try_step
+from headroom.exec.inductor.ordering import KeepDraws, KeepOrder
+from headroom.exec.inductor.partitioner import Partitioner, copy_of
+from headroom.exec.inductor.trial import Arguments, Trial, find_changed, hidden, try_step
+from headroom.graph.operators import is_tensor
+from headroom.graph.step_graph import Rest
+from headroom.graph.tracing import is_cut, specialize
+from headroom.planning import BudgetError, Planned, too_small
+from headroom.settings import Settings
 
 _log = logging.getLogger(__name__)
 
@@ -232,7 +236,7 @@ class Kernels:
     """
 
     def __init__(self, gm: fx.GraphModule, settings: Settings) -> None:
-        _specialize([node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")])
+        specialize([node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")])
         self.gm = gm
         self.settings = settings
         self.lock = threading.RLock()  # of what follows

@@ -29,12 +29,12 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from headroom import _C
-from headroom.capture import Rest
+from headroom.budget.excess import Excess
 from headroom.entrance import count_graph
-from headroom.excess import Excess
+from headroom.graph.step_graph import Rest
 
 if TYPE_CHECKING:
-    from headroom.aot import Chosen, Step
+    from headroom.planning import Chosen, Step
 
 # Steps that must agree about the rest, and in how many it is measured at most. A measurement starts the device's one
 # peak anew, so it must end.

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import fx
@@ -28,18 +28,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from headroom import _C
-from headroom.capture import (
-    Call,
-    Capture,
-    concrete,
-    flat_results,
-    is_tensor,
-    needs_a_tensor,
-    real_strides,
-    set_layouts,
-    storage_bytes,
-)
-from headroom.elementwise import (
+from headroom.costs.elementwise import (
     SAMPLE_BLOCK,
     fill_sample,
     has_known_memory,
@@ -48,7 +37,12 @@ from headroom.elementwise import (
     sample_kind,
     sample_size,
 )
-from headroom.real_types import RealTypes
+from headroom.graph.capture import Call, Capture, real_strides, set_layouts
+from headroom.graph.operators import concrete, flat_results, is_tensor, needs_a_tensor, storage_bytes
+from headroom.graph.real_types import RealTypes
+
+if TYPE_CHECKING:
+    from headroom.settings import Settings
 
 # Changes with what is measured here, and how.
 _VERSION = 4
@@ -477,3 +471,14 @@ def _footprint_bytes(call: Call) -> int:
         sizes = [count * one.element_size() for one in values if is_tensor(one)]
     block_bytes = _BLOCK_BYTES if any(size > SAMPLE_BLOCK for size in sizes) else 0
     return _BESIDE_BYTES + block_bytes + call.workspace_bytes + sum(sizes)
+
+
+@functools.cache
+def cache_of(device: torch.device, *, persistent: bool, threads: int) -> CostCache:
+    return CostCache(device, persistent=persistent)
+
+
+def cost_cache(device: torch.device, settings: Settings) -> CostCache:
+    """With cudnn.benchmark every process tries out by itself how to convolve: what others measured is no help."""
+    persistent = settings.cache and not torch.backends.cudnn.benchmark
+    return cache_of(device, persistent=persistent, threads=torch.get_num_threads())

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from headroom.capture import Call, concrete, is_tensor, needs_a_tensor, normalized_arguments
+from headroom.graph.capture import Call
+from headroom.graph.operators import concrete, is_tensor, needs_a_tensor, normalized_arguments
 
 aten = torch.ops.aten
 

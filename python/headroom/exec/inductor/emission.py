@@ -15,11 +15,14 @@ from torch._inductor.lowering import lowerings, register_lowering
 from torch._prims import rng_prims
 from torch.utils import _pytree as pytree
 
-from headroom import _C, mutation  # noqa: F401 - headroom::copy is defined there
-from headroom.capture import HANDS_ON, Capture, is_tensor
+from headroom import _C
+from headroom.graph import mutation  # noqa: F401 - headroom::copy is defined there
+from headroom.graph.capture import Capture
+from headroom.graph.operators import is_tensor
+from headroom.graph.step_graph import HANDS_ON
 
 if TYPE_CHECKING:
-    from headroom.inductor import KernelStep
+    from headroom.exec.inductor.partitioner import KernelStep
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

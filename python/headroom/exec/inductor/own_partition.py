@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from headroom.capture import Capture, base_order, is_tensor, overwritten
+from headroom.graph.capture import Capture
+from headroom.graph.operators import is_tensor
+from headroom.graph.step_graph import base_order, overwritten
 
 if TYPE_CHECKING:
-    from headroom.capture import Rest
+    from headroom.graph.step_graph import Rest
 
 
 def saved_names(forward: fx.GraphModule, output_count: int) -> set[str]:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from headroom import _C
-from headroom.excess import assumed_bytes
+from headroom.budget.excess import assumed_bytes
 
 
 class PendingState:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headroom import _C
-from headroom.aot import Settings, meter_of
-from headroom.capture import Rest, is_tensor
+from headroom.budget.meter import meter_of
+from headroom.graph.operators import is_tensor
+from headroom.graph.step_graph import Rest
+from headroom.settings import Settings
 
 if TYPE_CHECKING:
-    from headroom.kernels import Chosen, Kernels
+    from headroom.exec.inductor.kernels import Chosen, Kernels
 
 
 class Flight:

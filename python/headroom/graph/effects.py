@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 if TYPE_CHECKING:
-    from headroom.capture import Call
+    from headroom.graph.capture import Call
 
 
 def has_effect(target: object) -> bool:

@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from headroom import _C
-from headroom.capture import is_tensor
-from headroom.excess import block_slack_bytes
+from headroom.budget.excess import block_slack_bytes
+from headroom.graph.operators import is_tensor
 
 _hooks = torch._C._autograd
 

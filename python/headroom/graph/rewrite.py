@@ -11,8 +11,8 @@ from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
-from headroom.capture import IN_FORWARD, is_alias, is_tensor, is_view, writes
-from headroom.unsupported import LEAVE_OUT, Unsupported, located
+from headroom.graph.operators import IN_FORWARD, is_alias, is_tensor, is_view, writes
+from headroom.graph.unsupported import LEAVE_OUT, Unsupported, located
 
 aten = torch.ops.aten
 

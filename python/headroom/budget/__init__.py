@@ -1,0 +1,1 @@
+"""How steps share a device's budget, and what lies outside of their graphs."""

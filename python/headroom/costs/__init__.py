@@ -1,0 +1,1 @@
+"""The times and workspaces of calls."""

@@ -1,0 +1,169 @@
+"""The backend of torch.compile: captures, plans, and hands AOTAutograd two functions that run the plan."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import operator
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from functorch.compile import make_boxed_func
+from torch import fx
+from torch._functorch.aot_autograd import aot_module_simplified
+
+from headroom.budget.flight import flights_on, unwatched
+from headroom.budget.meter import meter_of
+from headroom.costs.op_costs import cost_cache
+from headroom.costs.step_costs import StepCosts
+from headroom.graph.capture import capture
+from headroom.graph.op_program import make_calls
+from headroom.graph.rewrite import (
+    call_eager_batch_norms,
+    draw_in_layout,
+    drop_unused_statistics,
+    protect_changed_inputs,
+    share_masks,
+    update_statistics,
+)
+from headroom.graph.tracing import eager_kernels, is_cut, specialize
+from headroom.planning import Step
+from headroom.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settings, name: str) -> Step:
+    start = time.perf_counter()
+    call_eager_batch_norms(joint)
+    update_statistics(joint, forward_output_count)
+    drop_unused_statistics(joint)
+    draw_in_layout(joint)
+    share_masks(joint)
+    protect_changed_inputs(joint, forward_output_count)
+    captured = capture(joint, forward_output_count, name)
+    device = captured.device
+    cache = functools.partial(cost_cache, device, settings)
+    costs = StepCosts(captured, cache, meter_of(device), settings.limit_bytes())
+    step = Step(captured, make_calls(captured), settings, costs)
+    taken = 1e3 * (time.perf_counter() - start)
+    _log.info("capture of %d calls of operators: %.0f ms", len(captured.calls), taken)
+    if settings.on_plan is not None:  # it is told times
+        costs.need_times()
+    elif settings.budget is not None:
+        costs.need_memory()
+    return step
+
+
+def _stub(name: str, inputs: Sequence[fx.Node], outputs: Sequence[Any]) -> fx.GraphModule:
+    """A module that stands for a compiled function: placeholders and outputs with what AOTAutograd asks of them."""
+    graph = fx.Graph()
+    placeholders = []
+    for node in inputs:
+        placeholder = graph.placeholder(node.name)
+        placeholder.meta = dict(node.meta)
+        placeholders.append(placeholder)
+    call = graph.call_function(_not_called, tuple(placeholders))
+    results = []
+    for position, output in enumerate(outputs):
+        if not isinstance(output, fx.Node):
+            results.append(output)
+            continue
+        item = graph.call_function(operator.getitem, (call, position))
+        item.meta = dict(output.meta)
+        results.append(item)
+    graph.output(tuple(results))
+    return fx.GraphModule(torch.nn.Module(), graph, name)
+
+
+def _not_called(*_: object) -> Any:
+    raise RuntimeError("the plan runs instead of this")
+
+
+def compile_graph(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    settings: Settings,
+    on_step: Callable[[Step], None] = lambda _: None,
+) -> Callable[..., Any]:
+    """One graph of Dynamo's as a function that trains inside the budget. `on_step` sees each captured step."""
+    steps: list[Step] = []
+    partition_s = 0.0
+    start_s = time.perf_counter()
+    specialize(example_inputs)
+
+    def partition(
+        joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        nonlocal partition_s
+        start = time.perf_counter()
+        with unwatched():
+            step = make_step(joint, num_fwd_outputs, settings, "step")
+            step.is_cut = is_cut(gm)
+        partition_s += time.perf_counter() - start
+        on_step(step)
+        steps.append(step)
+        placeholders = joint.graph.find_nodes(op="placeholder")
+        primals = [node for node in placeholders if not node.name.startswith("tangents")]
+        tangents = [node for node in placeholders if node.name.startswith("tangents")]
+        outputs = torch.utils._pytree.arg_tree_leaves(*joint.graph.output_node().args)
+        token = fx.Graph().placeholder("token")
+        example = next(node.meta["val"] for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor))
+        with example.fake_mode:
+            token.meta["val"] = torch.empty(0)
+        # Kept on autograd's context as it is: hooks for saved tensors would replace it.
+        token.meta["saved_tensor_with_no_vc_check"] = True
+        forward = _stub("forward", primals, [*outputs[:num_fwd_outputs], token])
+        backward = _stub("backward", [token, *tangents], outputs[num_fwd_outputs:])
+        return forward, backward
+
+    def forward_compiler(_: fx.GraphModule, __: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        step = steps[-1]
+        is_first = settings.budget is not None
+
+        def forward(arguments: list[Any]) -> list[Any]:
+            nonlocal is_first
+            if is_first:  # Tracing leaves tensors in reference cycles, such as copies of the generator's state.
+                is_first = False
+                gc.collect()
+            outputs, flight = flights_on(step.captured.device).forward(step, arguments)
+            token = torch.empty(0)
+            token.headroom = flight
+            return [*outputs, token]
+
+        forward._boxed_call = True
+        return forward
+
+    def backward_compiler(_: fx.GraphModule, __: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        step = steps[-1]
+
+        def backward(arguments: list[Any]) -> list[Any]:
+            if torch.is_grad_enabled():
+                raise RuntimeError("double backward (create_graph=True) is not supported by headroom")
+            flight = arguments[0].headroom
+            gradients = arguments[1:]
+            arguments.clear()
+            return flights_on(step.captured.device).backward(flight, gradients)
+
+        backward._boxed_call = True
+        return backward
+
+    def inference_compiler(inference: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        return make_boxed_func(inference.forward)
+
+    with eager_kernels():
+        compiled = aot_module_simplified(
+            gm,
+            example_inputs,
+            fw_compiler=forward_compiler,
+            bw_compiler=backward_compiler,
+            partition_fn=partition,
+            inference_compiler=inference_compiler,
+            keep_inference_input_mutations=False,
+        )
+    taken = 1e3 * (time.perf_counter() - start_s - partition_s)
+    _log.info("compiling by AOTAutograd, without capture and measuring: %.0f ms", taken)
+    return compiled

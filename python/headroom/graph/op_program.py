@@ -1,0 +1,79 @@
+"""The calls of a captured graph, as the program that the C++ side runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from headroom import _C
+from headroom.graph.capture import Call, Capture
+from headroom.graph.operators import flat_results, in_place_of, needs_a_tensor, normalized_arguments
+from headroom.graph.rewrite import updated_by
+from headroom.graph.unsupported import located, place_of
+
+# Where a kernel lays out its result otherwise than tracing knows, what is traced as a view may need a copy.
+_RESHAPES = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+
+
+def make_calls(captured: Capture) -> list[_C.OpCall]:
+    calls = []
+    for call in captured.calls:
+        node = call.node
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            calls.append(_python_call(captured, call))
+            continue
+        schema = node.target._schema
+        arguments = normalized_arguments(node, functools.partial(_argument, captured, updated_by(node)))
+        variant = in_place_of(node.target)
+        in_place = ("", "") if variant is None else (variant._schema.name, variant._schema.overload_name)
+        name = (schema.name, schema.overload_name)
+        if node.target in _RESHAPES:
+            name = ("aten::reshape", "")
+        with located(node):
+            calls.append(_C.make_call(*name, arguments, call.makes, call.draws, in_place, place_of(node)))
+    return calls
+
+
+def _argument(captured: Capture, updated: Sequence[fx.Node], node: fx.Node) -> object:
+    if node in captured.constants:
+        return captured.constants[node]
+    if node in captured.number:
+        return _C.TensorReference(captured.number[node], node in updated)
+    return node.meta["val"]
+
+
+def _python_call(captured: Capture, call: Call) -> _C.OpCall:
+    """A higher-order operator, which the dispatcher does not know, as a function of the tensors that it reads."""
+    node = call.node
+    order: dict[fx.Node, int] = {}
+    for one in needs_a_tensor(node):
+        if one in captured.number:
+            order.setdefault(one, len(order))
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor | None]:
+        def given(one: fx.Node) -> object:
+            return tensors[order[one]] if one in order else captured.constants[one]
+
+        made = node.target(*fx.node.map_arg(node.args, given), **fx.node.map_arg(node.kwargs, given))
+        return [one if isinstance(one, torch.Tensor) else None for one in flat_results(made)]
+
+    arguments = [captured.number[one] for one in order]
+    return _C.make_python_call(str(node.target), run, arguments, call.makes, call.draws, place_of(node))
+
+
+def make_program(captured: Capture, calls: list[_C.OpCall], graph: _C.Graph, call_of_op: list[int]) -> _C.OpProgram:
+    return _C.OpProgram(
+        graph,
+        calls,
+        call_of_op,
+        captured.view_call,
+        captured.value_of_tensor,
+        captured.forward_inputs,
+        captured.backward_inputs,
+        captured.forward_outputs,
+        captured.backward_outputs,
+        captured.device,
+    )

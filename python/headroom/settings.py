@@ -1,0 +1,136 @@
+"""What users can ask for, and how a budget is written."""
+
+from __future__ import annotations
+
+import decimal
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
+
+import torch
+
+from headroom import _C
+from headroom.budget.optimizers import PendingState
+
+if TYPE_CHECKING:
+    from headroom.budget.flight import Place
+    from headroom.planning import Planned
+
+_FORMS = (
+    'a budget is a number of bytes (8_000_000_000), a size ("8GB", "7.5GiB"), a share of what plain training adds '
+    '("0.5x", "50%"), or None'
+)
+# A smaller float is taken for a share that lacks its x.
+_LEAST_FLOAT = 1024
+
+
+def read_bytes(amount: object, name: str) -> int:
+    """A number of bytes from a number of any kind or from text like 512MB; parts of a byte are dropped."""
+    if isinstance(amount, str):
+        try:
+            return _C.parse_bytes(amount.strip())
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}{_hint(amount)}") from None
+    if isinstance(amount, bool):
+        raise TypeError(f"{name}: expected bytes, found {amount!r}")
+    try:
+        return operator.index(amount)
+    except TypeError:
+        pass
+    if not hasattr(amount, "__float__"):
+        raise TypeError(f"{name}: expected bytes, found {amount!r}")
+    if not math.isfinite(float(amount)):
+        raise ValueError(f"{name}: expected bytes, found {amount!r}")
+    return math.floor(amount)
+
+
+def read_budget(budget: object) -> int | str | None:
+    """Bytes, or a share like 0.5x."""
+    if budget is None:
+        return None
+    try:
+        if isinstance(budget, str):
+            text = budget.strip().lower()
+            if text.endswith("%"):
+                text = f"{decimal.Decimal(text[:-1].strip()) / 100:f}x"
+            if text.endswith("x"):
+                _C.parse_budget(text, 0)
+                return text
+        bytes_ = read_bytes(budget, "budget")
+    except (TypeError, ValueError, decimal.InvalidOperation) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"found {budget!r}; {_FORMS}{_hint(budget)}") from None
+    if bytes_ < 0 or (isinstance(budget, float) and bytes_ < _LEAST_FLOAT):
+        share = f'; for a share write "{budget}x"' if isinstance(budget, float) and budget > 0 else ""
+        raise ValueError(f"found {budget!r}; {_FORMS}{share}")
+    return bytes_
+
+
+def _hint(text: object) -> str:
+    """For units that could be those of 1000 or of 1024."""
+    unit = str(text).strip()[-1:].upper()
+    if not isinstance(text, str) or unit not in "KMGT" or not unit:
+        return ""
+    return f'; {unit}B is by 1000, {unit}iB by 1024: write "{text.strip()}B" or "{text.strip()[:-1]}{unit}iB"'
+
+
+@dataclass
+class Settings:
+    """What users can ask for."""
+
+    budget: int | str | None = None
+    planner: str = "auto"
+    kernels: str = "eager"
+    reserve: int | str = 0
+    cache: bool = True
+    on_plan: Callable[[Planned], None] | None = None  # told of each plan that is to be run
+    optimizer: torch.optim.Optimizer | PendingState | None = None  # whose state is counted before it is there
+
+    def __post_init__(self) -> None:
+        if self.planner not in _C.planner_names():
+            raise ValueError(f"planner must be one of {', '.join(_C.planner_names())}, found {self.planner!r}")
+        if self.kernels not in ("eager", "inductor"):
+            raise ValueError(f"kernels must be eager or inductor, found {self.kernels!r}")
+        self.reserve = read_bytes(self.reserve, "reserve")
+        self.budget = read_budget(self.budget)
+        if self.optimizer is not None and not isinstance(self.optimizer, PendingState):
+            self.optimizer = PendingState(self.optimizer)
+
+    def graph_budget(self, graph: _C.Graph, store_all_bytes: int, outside_bytes: int) -> int:
+        """The largest simulated peak, where this much is on the device beside the graph's values."""
+        if self.budget is None:
+            return store_all_bytes
+        if isinstance(self.budget, str):
+            resident = graph.resident_bytes()
+            return resident + _C.parse_budget(self.budget, store_all_bytes - resident)
+        return self.limit_bytes() - outside_bytes
+
+    def limit_bytes(self) -> int | None:
+        """What may be on the device now; None: the budget is no number of bytes."""
+        return self.budget - self.kept_free_bytes() if isinstance(self.budget, int) else None
+
+    def kept_free_bytes(self) -> int:
+        """What a budget in bytes keeps back: the reserve, and what the optimizer has yet to allocate."""
+        pending = 0 if self.optimizer is None else self.optimizer.missing_bytes()
+        return int(self.reserve) + pending
+
+    def device_bytes(self, before_bytes: int, root: Place) -> int | None:
+        """What may be on the device in a step that begins with this much there; None: no limit."""
+        if self.budget is None:
+            return None
+        if isinstance(self.budget, str):
+            return before_bytes + _C.parse_budget(self.budget, root.store_all_bytes())
+        return self.limit_bytes()
+
+
+class Options(TypedDict, total=False):
+    """Settings beside the budget, as keywords of plan(), max_batch() and Sequential: see headroom.compile()."""
+
+    planner: str
+    kernels: str
+    reserve: float | str
+    cache: bool
+    on_plan: Callable[[Planned], None] | None
+    optimizer: torch.optim.Optimizer | None
