@@ -84,3 +84,40 @@ def test_a_row_that_is_written_takes_a_copy_of_its_whole_storage() -> None:
             meter.reset_peak()
             run(x).backward()
             assert meter.peak_bytes() <= plan.smallest_budget
+
+
+def write_slice_of_row(x: torch.Tensor) -> torch.Tensor:
+    hidden = x.tanh() + 2
+    hidden[3][2:5].mul_(3)
+    return hidden.square().sum()
+
+
+def write_diagonal(x: torch.Tensor) -> torch.Tensor:
+    hidden = (x @ x.t()) * 2
+    hidden.diagonal().zero_()
+    return (hidden @ x).sum()
+
+
+def write_column_of_part(x: torch.Tensor) -> torch.Tensor:
+    hidden = torch.cat([x, x.cos()], 1)
+    hidden[:, :16][:, 3] += 1
+    return (hidden.exp() * 0.1).sum()
+
+
+@pytest.mark.parametrize("function", [write_slice_of_row, write_diagonal, write_column_of_part])
+def test_writes_through_views_keep_to_the_smallest_budget(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = (0.1 * torch.randn(32, 16)).requires_grad_()
+    function(x).backward()
+    expected = x.grad.tolist()  # in memory that no meter counts
+    meter = headroom.Meter(torch.device("cpu"))
+    for _ in range(2):  # The second time, PyTorch has cached what tracing knows of each operator.
+        torch._dynamo.reset()
+        x.grad = None
+        plan = headroom.plan(function, x)
+        run = headroom.compile(function, plan.smallest_budget)
+        run(x).backward()  # measures operators
+        x.grad = None
+        meter.reset_peak()
+        run(x).backward()
+        assert meter.peak_bytes() <= plan.smallest_budget
+        assert x.grad.tolist() == expected
