@@ -13,10 +13,15 @@ from reports import REQUIRED, Report
 
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread, nothing compiled yet and nothing left of other tests, and no costs but what the test measures."""
+    """One thread, nothing compiled yet and nothing left of other tests, and no costs but what the test measures.
+
+    Inductor writes scalar kernels, which compile in half the time of vectorized ones.
+    """
     import torch
+    from torch._inductor import config
 
     torch.set_num_threads(1)
+    monkeypatch.setattr(config.cpp, "simdlen", 1)
     torch._dynamo.reset()
     gc.collect()
     gc.freeze()  # Collections in the test need not look at what is there already.

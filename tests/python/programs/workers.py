@@ -54,10 +54,12 @@ def work(connection: Connection, arguments: argparse.Namespace) -> None:
     """Examines each seed that comes, until None does."""
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="headroom-programs-")
     import torch
+    from torch._inductor import config
 
     import programs.run  # noqa: F401
 
     torch.set_num_threads(1)
+    config.cpp.simdlen = 1  # Scalar kernels compile in half the time of vectorized ones.
     if arguments.device == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
     torch._logging.set_logs(all=40)

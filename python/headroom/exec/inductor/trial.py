@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from headroom import _C
-from headroom.budget.excess import block_slack_bytes
+from headroom.budget.excess import block_slack_bytes, counts_whole_blocks
 from headroom.graph.operators import is_tensor
 
 _hooks = torch._C._autograd
@@ -231,6 +231,8 @@ def try_step(
     Stops before a buffer of the compiled `codes` takes more than is allowed to be added.
     """
     meter = _C.Meter(device)
+    if counts_whole_blocks(device):
+        torch.cuda.empty_cache()  # A cached block that is too large for a tensor would be counted whole.
 
     def run() -> tuple[int, int]:
         stand_ins, leaves = arguments.stand_ins()
