@@ -14,6 +14,7 @@ from reports import REQUIRED
 from transcripts import PAGES, run, transcripts, without_solve_time
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
+OTHER_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "headroom").rglob("README.md"))]
 SOURCES = [path for folder in ("headroom", "report") for path in (ROOT / folder).rglob("*.cpp")]
 
 
@@ -37,8 +38,8 @@ def test_commands_print_what_is_shown(path: Path, tmp_path: Path) -> None:
 
 
 def test_transcripts_are_found() -> None:
-    assert len(transcripts(ROOT / "README.md")) >= 3
-    assert sum(len(transcripts(path)) for path in PAGES) >= 15
+    assert len(transcripts(ROOT / "README.md")) >= 1
+    assert sum(len(transcripts(path)) for path in PAGES) >= 18
 
 
 @pytest.mark.parametrize("path", [path for path in DOCS if list(blocks_of(path, "sh"))], ids=name)
@@ -92,7 +93,7 @@ def test_every_planner_has_its_page() -> None:
     assert named == {path.stem for path in (ROOT / "docs" / "planners").glob("*.md")} - {"index", "adding"}
 
 
-@pytest.mark.parametrize("path", [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*DOCS, *OTHER_PAGES], ids=lambda path: str(path.relative_to(ROOT)))
 def test_links(path: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
         if not link.startswith(("http://", "https://", "#")):
