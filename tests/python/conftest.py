@@ -12,7 +12,7 @@ from reports import REQUIRED, Report
 
 
 @pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One thread, nothing compiled yet and nothing left of other tests, and no costs but what the test measures.
 
     Inductor writes scalar kernels, which compile in half the time of vectorized ones.
@@ -21,11 +21,12 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
 
     torch.set_num_threads(1)
-    monkeypatch.setattr(config.cpp, "simdlen", 1)
     torch._dynamo.reset()
     gc.collect()
     gc.freeze()  # Collections in the test need not look at what is there already.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with config.patch({"cpp.simdlen": 1}):
+        yield
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._inductor import custom_graph_pass, ir
 from torch._inductor.dependencies import WeakDep
+from torch._inductor.utils import get_donated_idxs
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
@@ -56,9 +57,9 @@ class KeepOrder(_Pass):
         _compute_ancestors(nodes)
         return nodes
 
-    def uuid(self) -> bytes:
-        """For Inductor's cache: what it writes depends on this file, and on how `headroom::store` is written."""
-        return custom_graph_pass.get_hash_for_files((__file__, str(Path(__file__).with_name("emission.py"))))
+    def uuid(self) -> object:
+        """Returns the part of Inductor's cache key for this file and for how `headroom::store` is written."""
+        return _cache_key(__file__, str(Path(__file__).with_name("emission.py")))
 
 
 class KeepDraws(_Pass):
@@ -75,9 +76,18 @@ class KeepDraws(_Pass):
             _compute_ancestors(nodes)
         return nodes
 
-    def uuid(self) -> bytes:
-        """For Inductor's cache: what it writes depends on this file."""
-        return custom_graph_pass.get_hash_for_files((__file__,))
+    def uuid(self) -> object:
+        """Returns the part of Inductor's cache key for this file."""
+        return _cache_key(__file__)
+
+
+def _cache_key(*files: str) -> object:
+    """Returns the hash of the files, and which saved tensors backward may overwrite.
+
+    Inductor writes other code where a saved tensor is donated, but its key has only the graph: without this, a step
+    whose saved tensor is an output as well could run the code of one that may overwrite it.
+    """
+    return custom_graph_pass.get_hash_for_files(files), tuple(get_donated_idxs() or ())
 
 
 def _may_draw(node: Any) -> bool:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from headroom import _C
 from headroom.budget.excess import Excess, counts_whole_blocks
 from headroom.costs.op_costs import CostCache, cost_cache, draw_time_ns, fill_costs, move_time_ns
+from headroom.exec.inductor.aliases import refresh_views
 from headroom.exec.inductor.emission import emit
 from headroom.exec.inductor.own_partition import estimate_peak, saved_names
 from headroom.graph.capture import Call, Capture, capture
@@ -389,6 +390,7 @@ class Partitioner(CustomPartitionerFn):
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         gm.graph.eliminate_dead_code()
+        refresh_views(gm)
         count = kwargs["num_fwd_outputs"]
         keep_what_forward_overwrites(gm, count)
         gm.recompile()

@@ -1,0 +1,64 @@
+"""kernels="inductor": backward overwrites no output that is a view of a saved tensor."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("headroom._C", reason="the Python package is not built")
+headroom = pytest.importorskip("headroom")
+
+from programs.budgets import smallest_kernel_plans  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+# Inductor removes the clone, so that the output becomes a view of what backward reads.
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    return x.exp().clone().reshape(16, 32).t()
+
+
+def halves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    first, second = x.sigmoid().clone().split(16)
+    return first.t(), second[0]
+
+
+def written(x: torch.Tensor) -> torch.Tensor:
+    result = x.clone()
+    result.copy_(x.tanh())
+    return result.contiguous().reshape(16, 32).t()
+
+
+@pytest.mark.parametrize("plan", ["own", "least"])
+@pytest.mark.parametrize("function", [transposed, halves, written])
+def test_outputs_are_as_before_backward(function: Callable[..., object], plan: str) -> None:
+    plans = smallest_kernel_plans() if plan == "least" else contextlib.nullcontext()
+    x = torch.randn(32, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    with plans:
+        compiled = headroom.compile(function, "1x" if plan == "least" else None, kernels="inductor", cache=False)
+        results = compiled(x)
+    expected = function(x)
+    results, expected = ((one,) if isinstance(one, torch.Tensor) else one for one in (results, expected))
+    found, correct = (torch.autograd.grad(sum(one.exp().sum() for one in of), x)[0] for of in (results, expected))
+    torch.testing.assert_close(found, correct)
+    for result, other in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, other)
+
+
+def test_code_that_overwrites_a_saved_tensor_is_not_taken_for_one_that_is_an_output() -> None:
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() * 1.0
+
+    def handed_out(x: torch.Tensor) -> torch.Tensor:
+        return x.exp()
+
+    for function in (inside, handed_out):
+        torch._dynamo.reset()
+        x = torch.randn(32, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
+        result = headroom.compile(function, None, kernels="inductor", cache=False)(x)
+        expected = result.detach().clone()
+        result.sum().backward()
+        assert torch.equal(result, expected), function.__name__
