@@ -369,3 +369,15 @@ def test_types_are_known_through_views_and_elementwise_calls() -> None:
         return y.float().sum() + statistics.exp().sum().float()
 
     assert_peak_is_predicted(loss, x, norm)
+
+
+def test_results_that_nobody_asked_for_are_counted_while_the_kernel_runs() -> None:
+    """On the CPU, backward of a convolution whose weight is frozen computes the gradient of the weight all the same."""
+    layer = torch.nn.Conv2d(4, 4, 3, padding=1)
+    layer.weight.requires_grad_(False)
+    x = torch.randn(2, 4, 8, 8, requires_grad=True)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return layer(x).square().sum()
+
+    assert_peak_is_predicted(loss, x, layer)

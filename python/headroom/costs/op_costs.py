@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from headroom.settings import Settings
 
 # Changes with what is measured here, and how.
-_VERSION = 4
+_VERSION = 5
 
 
 class Layout(NamedTuple):
@@ -238,7 +238,7 @@ def _measure(call: Call, constants: dict[fx.Node, Any], device: torch.device, me
         before = meter.current_bytes()
         meter.reset_peak()
         made = call.node.target(*args, **kwargs)
-        workspace = (meter.peak_bytes() - before) - _made_bytes(made, args, kwargs)
+        workspace = (meter.peak_bytes() - before) - _made_bytes(made, call, args, kwargs)
         if is_set_up or (workspace == 0 and device.type == "cpu"):
             return Cost(None, workspace, _layouts(made, call))
         del made
@@ -356,9 +356,15 @@ def _estimate(call: Call) -> Cost:
     return Cost(1000 + moved // bytes_per_ns, 0)
 
 
-def _made_bytes(made: Any, args: Any, kwargs: Any) -> int:
+def _made_bytes(made: Any, call: Call, args: Any, kwargs: Any) -> int:
+    """Returns the bytes of the results that tracing knows.
+
+    A kernel may make others: convolutions on the CPU compute a weight's gradient that nobody asked for.
+    """
     given = {one.untyped_storage()._cdata for one in pytree.tree_leaves((args, kwargs)) if is_tensor(one)}
-    storages = {one.untyped_storage()._cdata: one for one in pytree.tree_leaves(made) if is_tensor(one)}
+    pairs = zip(flat_results(made), flat_results(call.node.meta.get("val")), strict=False)
+    known = [one for one, other in pairs if is_tensor(one) and is_tensor(other)]
+    storages = {one.untyped_storage()._cdata: one for one in known}
     return sum(
         _C.allocated_bytes(one.untyped_storage().nbytes(), one.device)
         for key, one in storages.items()
