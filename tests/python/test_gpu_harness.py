@@ -167,6 +167,7 @@ def test_a_failing_point_is_a_hole_and_the_others_go_on(bench: Bench) -> None:
     bench.suite(
         'point("raises", "raise ValueError(\'no such thing\')")',
         'point("dies", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")',
+        'point("throws", "import os, sys; print(\'  what():  no network\', file=sys.stderr, flush=True); os.abort()")',
         'point("silent", "print(1)")',
         'point("wrong", f"import sys; {GOOD}; sys.exit(\'over the budget\')")',
         'Point("absent", ("no-such-program",), gpu_gib=None)',
@@ -174,9 +175,10 @@ def test_a_failing_point_is_a_hole_and_the_others_go_on(bench: Bench) -> None:
     )
     status, printed = bench.run()
     assert status == 1
-    assert "1 measured, 5 failed, 0 not run" in printed
+    assert "1 measured, 6 failed, 0 not run" in printed
     assert "fake/raises: FAILED: exit status 1: ValueError: no such thing" in printed
-    assert "fake/dies: FAILED: killed by SIGSEGV" in printed
+    assert "fake/dies: FAILED: killed by SIGSEGV: it printed no reason" in printed
+    assert "fake/throws: FAILED: killed by SIGABRT: no network" in printed
     assert "fake/silent: FAILED: it printed no figures" in printed
     assert "fake/absent: FAILED: no-such-program does not start: No such file or directory" in printed
     assert bench.result("wrong")["error"] == "exit status 1: over the budget"
@@ -189,7 +191,7 @@ def test_a_failing_point_is_a_hole_and_the_others_go_on(bench: Bench) -> None:
     # A failure is a result: it is kept, and counted again.
     status, printed = bench.run()
     assert status == 1
-    assert "1 measured, 5 failed (6 of them before), 0 not run" in printed
+    assert "1 measured, 6 failed (7 of them before), 0 not run" in printed
 
 
 def test_a_point_over_its_limit_ends_with_all_that_it_started(bench: Bench) -> None:
@@ -313,6 +315,89 @@ def test_usage_errors(bench: Bench, arguments: list[str], message: str) -> None:
     assert message in printed
 
 
+def page_with(suite: str, point: str, *figures: dict[str, Any]) -> str:
+    """Returns a suite's page where one point has these figures."""
+    code = f"""
+import json, sys
+from pathlib import Path
+sys.path.insert(0, {str(RUN.parent)!r})
+from harness import Result, Results
+from harness.suite import load_suites
+from harness.tables import page
+suite = load_suites(Path({str(RUN.parent / "suites")!r}))[{suite!r}]
+assert {point!r} in [one.name for one in suite.points]
+result = Result({suite!r}, {point!r}, "measured", figures=json.loads({json.dumps(figures)!r}))
+print(page(Results(suite, {{{point!r}: result}})))
+"""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+GIB = 1 << 30
+KEPT = {"model": "bert", "kernels": "eager", "limit_bytes": 4 * GIB, "over_bytes": [-9, -1], "peak_bytes": 2 * GIB}
+KEPT |= {"predicted_bytes": 2 * GIB, "added_share": 0.5, "plans": 1, "time_ratio": 1.25, "plain_ms": 80.0}
+CURVE = {"first_s": 12.3, "step_ms": 60.3, "row_ms": 60.0, "peak_bytes": 5 * GIB, "off": 0.0021, "off_in_one": 0.001}
+CURVE |= {"predicted_bytes": 5 * GIB, "predicted_ns": 110, "plain_ns": 100, "compilations": 1}
+PLAIN = {"what": "plain", "measured_mib": 81.4, "time_ms": 28.8, "differs": 1e-9, "kept_mib": 65, "workspace_mib": 9}
+SHARE = {"budget_mib": 50, "predicted_mib": 40, "measured_mib": 40.2, "right": True, "time_ratio": 1.5, "differs": 0.0}
+PEAKS = {"plain_mib": 239.4, "sqrt": {"predicted_mib": 237.4, "measured_mib": 237.6}}
+
+
+@pytest.mark.parametrize(
+    ("suite", "point", "figures", "row"),
+    [
+        ("budgets", "bert-eager-1x", [KEPT], "| bert | 1x | yes | 4.000 | 2.000 | +0.00 % | 0.500 | 1.250 | 80.0 |"),
+        (
+            "budgets",
+            "t5-cache-inductor-least",
+            [KEPT | {"over_bytes": [8]}],
+            "| least | **exceeded by 8 bytes** | 4.000",
+        ),
+        (
+            "budgets",
+            "bert-eager-0.5x",
+            [{"refused": "too small", "limit_bytes": GIB}],
+            "| bert | 0.5x | refused | 1.000 | — | — | — | — | — |",
+        ),
+        ("budgets", "bert-first-0.5x", [{"kind": "0.5x", "first_s": 2.5}], "| bert | — | — | 2.50 | — | — |"),
+        (
+            "curve",
+            "resnet50-torch-0.7-again",
+            [CURVE],
+            "| torch:0.7, again | 5.00 | 60.3 | 60.0 | 12 | 2.1e-03 | +0.0% | +10.0% |",
+        ),
+        ("curve", "gpt2-exact-torch-1.0", [CURVE], "| gpt2 | — | — | 0.0021 | — |"),
+        (
+            "gradients",
+            "gpt2",
+            [
+                {"asked": "1x", "budget": "1x", "different": 0},
+                {"asked": "0.5x", "budget": "0.55x", "different": 2, "tensors": 9, "largest_difference": 0.1}
+                | {"repeatable": True},
+            ],
+            "| gpt2 | equal | 2 of 9 tensors differ at 0.55x, by up to 1.0e-01 | — |",
+        ),
+        (
+            "networks",
+            "budgets-unet-4",
+            [PLAIN, {"what": "100 %", **SHARE}, {"what": "smallest", "error": "too small"}],
+            "| unet (4) | 81 MiB, 28.8 ms | 65 / 9 | 100 % | 50.0 | 40.0 | 40.2 | +0.50% | x1.500 | 0 (1e-09) |\n"
+            "|  |  |  | smallest | — | — | — | — | — | — |",
+        ),
+        (
+            "networks",
+            "limited-vgg19-128",
+            [SHARE | {"right": False, "held_to_mib": 52.5, "taken_mib": 51}],
+            "| vgg19 (128) | 50.0 | 40.0 | 40.2 | **+0.50%** | 52.5 | 51.0 |",
+        ),
+        ("networks", "checkpoints-vgg11-64", [PEAKS], "| vgg11 (64) | 239 | 237 / 238 | — | — |"),
+        ("ops", "part-2-of-8", [{"passed": 90, "failed": 0, "skipped": 3}], "| part-2-of-8 | 90 | 0 | 3 |"),
+        ("programs", "seeds-100-200", [{"passed": 97, "failed": 1}], "| seeds-100-200 | 97 | 1 |"),
+    ],
+)
+def test_figures_are_in_their_rows(suite: str, point: str, figures: list[dict[str, Any]], row: str) -> None:
+    assert row in page_with(suite, point, *figures)
+
+
 def test_the_suites_make_tables_without_results(tmp_path: Path) -> None:
     """Every suite has a page of holes, and points that name existing scripts."""
     code = f"""
@@ -334,3 +419,13 @@ print(*suites)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["budgets", "curve", "gradients", "networks", "ops", "programs"]
+
+
+def test_the_suite_of_the_readme(bench: Bench) -> None:
+    text = (RUN.parent / "README.md").read_text()
+    example = text.partition("```python\n")[2].partition("```")[0]
+    (bench.suites / "mine.py").write_text(example.replace("gpu_gib=24", "gpu_gib=None").replace('"timm"', '"no_timm"'))
+    status, printed = bench.run()
+    assert status == 1
+    assert "mine: 2 points not run: needs no_timm: not installed" in printed
+    assert "| 8 | — |" in bench.page("mine")

@@ -226,12 +226,13 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 
 def _error_of(status: int, log_path: Path) -> str:
     """Returns a line on why a process failed: its exception, a compiler's first error, or the last that it printed."""
-    if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
     log, _, output = log_path.read_text(errors="replace").partition(OUTPUT_MARK)
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed|Unsupported)\b", line)]
+    exceptions = [
+        line for line in lines if re.match(r"([\w.]*(Error|Exception|Failed|Unsupported)\b|what\(\): )", line)
+    ]
     errors = [line for line in lines if "error:" in line]
     verdicts = [line for line in output.splitlines() if line.strip() and not line.startswith("{")]
     found = [*exceptions[-1:], *errors[:1], *verdicts[-1:], *lines[-1:], "it printed no reason"]
-    return f"exit status {status}: {found[0]}"[:ERROR_LENGTH]
+    end = f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+    return f"{end}: {found[0].removeprefix('what(): ').strip()}"[:ERROR_LENGTH]

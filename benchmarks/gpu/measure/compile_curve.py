@@ -192,6 +192,13 @@ def is_by_inductor(kind: str) -> bool:
     return kind in ("torch", "compile+checkpoint", "inductor")
 
 
+def precise_gradients(options: argparse.Namespace) -> list[np.ndarray]:
+    torch.manual_seed(0)
+    model, loss, _ = MODELS[options.model](Kind(options.small, exact=True, precise=True))
+    loss().backward()
+    return gradients_of(model)
+
+
 def run_reference(options: argparse.Namespace, expected: dict[bool, list[np.ndarray]]) -> None:
     """Keeps the gradients of the reference's first step."""
     torch.manual_seed(0)
@@ -296,11 +303,7 @@ def main() -> int:
     MODELS[options.model](Kind(small=True))[1]().backward()
     expected: dict[bool, list[np.ndarray]] = {}  # by whether Inductor compiles it
     if options.exact:
-        torch.manual_seed(0)
-        model, loss, _ = MODELS[options.model](Kind(options.small, exact=True, precise=True))
-        loss().backward()
-        expected = dict.fromkeys((False, True), gradients_of(model))
-        del model, loss
+        expected = dict.fromkeys((False, True), precise_gradients(options))
     if options.reference:
         run_reference(options, expected)
     failed = 0
