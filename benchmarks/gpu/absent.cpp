@@ -1,4 +1,5 @@
-// A GPU that is not there, for dry_run.py: PyTorch without CUDA takes tensors on it for possible. They have no memory.
+// A stub CUDA device for dry_run.py. With it loaded, PyTorch without CUDA makes (fake) tensors on a GPU; they have no
+// memory, and no kernel can run.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -28,7 +29,7 @@ const c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::CUDA, &guar
 
 namespace at {
 
-// The name by which PyTorch asks for it.
+// PyTorch looks this class up by its name.
 struct CUDAHooks : CUDAHooksInterface {
   explicit CUDAHooks(CUDAHooksArgs) {}
   void init() const override {}

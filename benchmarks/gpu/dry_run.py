@@ -1,11 +1,13 @@
-"""What Inductor writes for a GPU, on a machine that has none: kernels, what they move, what its code holds at most.
+"""Shows what Inductor writes for a GPU, on a machine without one: kernels, the bytes that they move, the code's peak.
 
 Usage: dry_run.py gpt2:LAYERS|resnet50:BLOCKS POINT...
 A POINT is torch:0.5 (torch.compile with activation_memory_budget 0.5) or inductor:0.5x (headroom, by its first plan).
-Compilation ends where kernels would be compiled, so nothing is run, and costs are estimated. The last figures are
-headroom's own: the simulated peak, which is to be the larger of what the code holds in forward and in backward.
+Inductor stops where kernels would be compiled, so nothing runs, and costs are estimated from sizes. The last figures
+are headroom's own: the simulated peak, which must equal the larger of the code's peaks in forward and in backward, and
+the planned time on top of plain training's.
 
-For PyTorch 2.13 without CUDA, with triton beside it (pip install --no-deps triton). DUMP=FOLDER keeps the code.
+Needs PyTorch 2.13 without CUDA, with triton beside it: pip install --no-deps --target build/triton triton, and that
+folder in PYTHONPATH. The environment variable DUMP=FOLDER keeps the code.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def load_absent_gpu() -> None:
-    """Before PyTorch is, which looks for a GPU once."""
+    """Compiles and loads the stub device. This comes before PyTorch is imported, which looks for a GPU once."""
     library = ROOT / "build" / "absent_gpu.so"
     source = Path(__file__).with_name("absent.cpp")
     torch_folder = Path(importlib.util.find_spec("torch").origin).parent
@@ -84,7 +86,7 @@ PROPERTIES = SimpleNamespace(
 
 
 def pretend() -> None:
-    """PyTorch's Python side finds the GPU too, and does without what would run on it."""
+    """Makes PyTorch's Python side find the GPU too, and replaces what would run on it."""
 
     def give(value: Any) -> Callable[..., Any]:
         return lambda *_, **__: value
@@ -147,7 +149,7 @@ def pretend() -> None:
 
 
 def estimate_costs() -> None:
-    """In the place of measuring."""
+    """Replaces the measuring of calls by estimates from their sizes."""
 
     def fill(captured: Any, *_: Any) -> None:
         for call in captured.calls:
@@ -165,11 +167,11 @@ def estimate_costs() -> None:
     inductor.fill_costs = fill
     inductor.move_time_ns = lambda moved, *_: START_NS + moved // BYTES_PER_NS
     inductor.draw_time_ns = lambda count, *_: int(NS_PER_DRAW * count)
-    inductor.cost_cache = inductor.meter_of = lambda *_, **__: None
+    inductor.cost_cache = inductor._C.Meter = lambda *_, **__: None
 
 
 def put_there(model: nn.Module) -> nn.Module:
-    """All its tensors on the GPU; those that modules share are shared."""
+    """Replaces all tensors of a model by tensors on the GPU; modules that share a tensor still share it."""
     there: dict[int, Any] = {}
     for module in model.modules():
         for tensors, wrap in ((module._parameters, nn.Parameter), (module._buffers, lambda one: one)):
@@ -184,7 +186,7 @@ Network = tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]
 
 
 def make_gpt2(layers: int) -> Network:
-    """GPT-2 medium but for its depth, 8 x 1024, bf16 autocast."""
+    """Returns GPT-2 medium with another depth, 8 x 1024 tokens, bf16 autocast."""
     from transformers import AttentionInterface, AttentionMaskInterface, GPT2Config, GPT2LMHeadModel
 
     def attend(_: object, query: Any, key: Any, value: Any, *__: Any, dropout: float = 0.0, **___: Any) -> Any:
@@ -222,7 +224,7 @@ class Bottleneck(nn.Module):
 
 
 def make_resnet50(blocks: int) -> Network:
-    """Its first blocks, batch 128; all are 16."""
+    """Returns ResNet-50's first blocks, of 16, at batch 128."""
     stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     body: list[nn.Module] = []
     channels = 64
@@ -244,7 +246,7 @@ MODELS = {"gpt2": make_gpt2, "resnet50": make_resnet50}
 
 
 class Ended(Exception):
-    """Where something would be run."""
+    """Ends a compilation where its result would be run."""
 
 
 def end(*_: Any) -> None:
@@ -252,7 +254,7 @@ def end(*_: Any) -> None:
 
 
 def moved_bytes(node: Any, graph: GraphLowering) -> int:
-    """By a kernel, every tensor counted once."""
+    """Returns the bytes that a kernel reads and writes, every tensor counted once."""
     by_name: dict[str, int] = collections.defaultdict(int)
     for one in [*node.read_writes.reads, *node.read_writes.writes]:
         if not isinstance(one, WeakDep) and one.name not in graph.removed_buffers:
@@ -261,16 +263,16 @@ def moved_bytes(node: Any, graph: GraphLowering) -> int:
 
 
 class Holder:
-    """What names hold, line by line of the code that Inductor writes."""
+    """Follows the code that Inductor writes line by line, and counts the bytes that its names hold."""
 
     def __init__(self, graph: GraphLowering) -> None:
         self.graph = graph
         self.storage: dict[str, int] = {}
         self.sizes: list[int] = []
-        self.names: list[int] = []  # by storage: how many
+        self.names: list[int] = []  # Number of names of each storage.
         self.bytes = 0
         self.peak_bytes = 0
-        self.parts: dict[str, list[str]] = collections.defaultdict(list)  # of calls with several results
+        self.parts: dict[str, list[str]] = collections.defaultdict(list)  # Results of calls that have several.
         for name, one in graph.name_to_buffer.items():
             if isinstance(one, ir.MultiOutput):
                 self.parts[one.inputs[0].get_name()].append(name)
@@ -330,7 +332,7 @@ def allocated_bytes(size: Any, stride: Any, dtype: torch.dtype) -> int:
 
 @dataclass
 class Half:
-    """Forward or backward as Inductor writes it."""
+    """Figures of the forward or backward code."""
 
     kernels: int
     moved_bytes: int
@@ -356,7 +358,7 @@ def write_half(gm: torch.fx.GraphModule, inputs: Any, options: dict[str, Any], l
         )
         with V.set_graph_handler(graph):
             graph.run(*inputs)
-            # By these, backward knows how what forward saves is laid out.
+            # Backward reads here how the tensors that forward saves are laid out.
             strides = torch._guards.TracingContext.get().output_strides
             if strides is not None and not strides:
                 layouts = [one.maybe_get_layout() for one in graph.graph_outputs]
@@ -375,7 +377,7 @@ def write_half(gm: torch.fx.GraphModule, inputs: Any, options: dict[str, Any], l
 
 
 class PadProducts(CustomGraphPass):
-    """As Inductor does where it finds by trying that this is faster: to multiples of eight elements."""
+    """Pads matrix products to multiples of eight elements, as Inductor does where a trial on the GPU is faster."""
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         aten = torch.ops.aten

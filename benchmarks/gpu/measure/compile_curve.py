@@ -1,6 +1,6 @@
 """Peak against step time of one model, by PyTorch's means and by ours, in one run.
 
-Usage: compile_curve.py MODEL POINT...
+Usage: compile_curve.py MODEL POINT... [--turns N] [--exact] [--reference POINT] [--json]
 MODEL is resnet50 (batch 128) or gpt2 (medium, 8 x 1024, bf16 autocast); with --small a small one.
 A POINT is
   plain             eager PyTorch                       checkpoint          eager, checkpoints by block
@@ -12,21 +12,23 @@ A POINT is
 BUDGET is bytes that the step may add, such as 4GiB, a share of the simulated store-all, such as 0.5x, or least. Peaks
 are the largest allocated less what is allocated before the step. Times are the median of steps, each waited for, and
 what a step takes where as many run in a row. Gradients of the first step are compared with those of the first point
-that has the same kernels, eager ones or Inductor's; with --exact all are compared with those of a plain step in higher
-precision (fp64, for gpt2 fp32), with neither dropout nor TF32.
+that has the same kernels, eager ones or Inductor's; --reference names a point that runs one step before the others, to
+be compared with. With --exact all are compared with those of a plain step in higher precision (fp64, for gpt2 fp32),
+with neither dropout nor TF32. With --json figures are JSON objects, and the rest goes to standard error.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import logging
 import math
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -173,23 +175,51 @@ def gradients_of(model: nn.Module) -> list[np.ndarray]:
     return [one.grad.cpu().numpy().copy() for one in model.parameters() if one.grad is not None]
 
 
-def difference(gradients: list[np.ndarray], expected: list[np.ndarray]) -> str:
+def difference(gradients: list[np.ndarray], expected: list[np.ndarray]) -> tuple[float, float]:
+    """Returns the distance as a share of the expected norm: of all gradients, and the largest of one parameter's."""
     if all(np.array_equal(one, other) for one, other in zip(gradients, expected, strict=True)):
-        return "  gradients equal"
+        return 0.0, 0.0
 
     def norm(one: np.ndarray, less: np.ndarray | float = 0.0) -> float:
         return (torch.as_tensor(one, device=DEVICE).double() - torch.as_tensor(less, device=DEVICE)).norm().item()
 
     norms = [norm(one, other) for one, other in zip(gradients, expected, strict=True)]
     whole = math.hypot(*[norm(one) for one in expected])
-    return f"  gradients off by {math.hypot(*norms) / whole:.1e}, at most {max(norms) / whole:.1e} in one parameter"
+    return math.hypot(*norms) / whole, max(norms) / whole
 
 
-def measure(name: str, kind_of: Kind, point: str, turns: int, expected: dict[bool, list[np.ndarray]]) -> None:
+def is_by_inductor(kind: str) -> bool:
+    return kind in ("torch", "compile+checkpoint", "inductor")
+
+
+def precise_gradients(options: argparse.Namespace) -> list[np.ndarray]:
+    torch.manual_seed(0)
+    model, loss, _ = MODELS[options.model](Kind(options.small, exact=True, precise=True))
+    loss().backward()
+    return gradients_of(model)
+
+
+def run_reference(options: argparse.Namespace, expected: dict[bool, list[np.ndarray]]) -> None:
+    """Keeps the gradients of the reference's first step."""
+    torch.manual_seed(0)
+    model, loss, wrap = MODELS[options.model](Kind(options.small, options.exact))
+    kind, _, value = options.reference.partition(":")
+    if "checkpoint" in kind:
+        wrap()
+    run = make_run(kind, value, loss, [])
+    torch.manual_seed(1)
+    run().backward()
+    synchronize()
+    expected[is_by_inductor(kind)] = gradients_of(model)
+    torch._functorch.config.activation_memory_budget = 1.0
+
+
+def measure(point: str, options: argparse.Namespace, expected: dict[bool, list[np.ndarray]]) -> None:
+    name, turns = options.model, options.turns
     torch._dynamo.reset()
     gc.collect()
     torch.manual_seed(0)
-    model, loss, wrap = MODELS[name](kind_of)
+    model, loss, wrap = MODELS[name](Kind(options.small, options.exact))
     meter = headroom.budget.meter.meter_of(DEVICE)
     kind, _, value = point.partition(":")
     if "checkpoint" in kind:
@@ -198,12 +228,12 @@ def measure(name: str, kind_of: Kind, point: str, turns: int, expected: dict[boo
         nudge(model, float(value))
     if kind == "costs":
         measure_costs(loss)
-        print(f"{name} {point}: known", flush=True)
+        print(f"{name} {point}: known", file=sys.stderr if options.json else sys.stdout, flush=True)
         return
     told: list[Any] = []
     run = make_run(kind, value, loss, told)
-    times, peak, note = [], 0, ""
-    first_s = 0.0
+    figures: dict[str, Any] = {"model": name, "point": point}
+    times, peak = [], 0
     torch.manual_seed(1)
     for turn in range(turns + 3):
         model.zero_grad()
@@ -215,10 +245,10 @@ def measure(name: str, kind_of: Kind, point: str, turns: int, expected: dict[boo
         synchronize()
         elapsed = time.perf_counter() - start
         if turn == 0:
-            first_s = elapsed
-            by_inductor = kind in ("torch", "compile+checkpoint", "inductor")
+            figures["first_s"] = elapsed
+            by_inductor = is_by_inductor(kind)
             if by_inductor in expected:
-                note = difference(gradients_of(model), expected[by_inductor])
+                figures["off"], figures["off_in_one"] = difference(gradients_of(model), expected[by_inductor])
             else:
                 expected[by_inductor] = gradients_of(model)
         if turn >= 3:
@@ -229,46 +259,65 @@ def measure(name: str, kind_of: Kind, point: str, turns: int, expected: dict[boo
         model.zero_grad()
         run().backward()
     synchronize()
-    row_ms = 1e3 * (time.perf_counter() - start) / turns
+    figures["row_ms"] = 1e3 * (time.perf_counter() - start) / turns
+    figures["step_ms"] = 1e3 * statistics.median(times)
+    figures["peak_bytes"] = peak
     torch._functorch.config.activation_memory_budget = 1.0
     if told:
-        note += f"  predicted {told[-1].predicted_bytes / GIB:.2f} ({told[-1].predicted_bytes / peak - 1:+.1%})"
-        slower = told[-1].time_ns / told[-1].plain_time_ns - 1
-        note += f", {told[-1].plain_time_ns / 1e6:.1f} ms {slower:+.1%}"
-        note += f", compiled {sum(one.compilations for one in told)} x" if kind == "inductor" else ""
-    step_ms = 1e3 * statistics.median(times)
-    times_ms = f"{step_ms:7.1f} ms, in a row {row_ms:.1f}"
-    print(f"{name} {point:18} {peak / GIB:6.2f} GiB {times_ms}  first {first_s:.0f} s{note}", flush=True)
+        last = told[-1]
+        figures |= {"predicted_bytes": last.predicted_bytes, "predicted_ns": last.time_ns}
+        figures |= {"plain_ns": last.plain_time_ns, "compilations": sum(one.compilations for one in told)}
+    print(json.dumps(figures) if options.json else text_of(figures, kind), flush=True)
 
 
-def main() -> None:
+def text_of(figures: dict[str, Any], kind: str) -> str:
+    text = f"{figures['model']} {figures['point']:18} {figures['peak_bytes'] / GIB:6.2f} GiB"
+    text += f" {figures['step_ms']:7.1f} ms, in a row {figures['row_ms']:.1f}  first {figures['first_s']:.0f} s"
+    if "off" in figures:
+        off = f"off by {figures['off']:.1e}, at most {figures['off_in_one']:.1e} in one parameter"
+        text += f"  gradients {off if figures['off_in_one'] else 'equal'}"
+    if "predicted_bytes" in figures:
+        predicted, plain_ns = figures["predicted_bytes"], figures["plain_ns"]
+        text += f"  predicted {predicted / GIB:.2f} ({predicted / figures['peak_bytes'] - 1:+.1%})"
+        text += f", {plain_ns / 1e6:.1f} ms {figures['predicted_ns'] / plain_ns - 1:+.1%}"
+        text += f", compiled {figures['compilations']} x" if kind == "inductor" else ""
+    return text
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("points", nargs="+")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--reference", metavar="POINT")
+    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     # What each trial of a plan with Inductor took.
-    logging.basicConfig(stream=sys.stdout, format=f"{options.model}     %(message)s")
+    stream = sys.stderr if options.json else sys.stdout
+    logging.basicConfig(stream=stream, format=f"{options.model}     %(message)s")
     logging.getLogger("headroom").setLevel(logging.INFO)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not options.exact
     # Libraries make their workspaces, so that every point finds them, whichever is the first.
     MODELS[options.model](Kind(small=True))[1]().backward()
-    kind = Kind(options.small, options.exact)
     expected: dict[bool, list[np.ndarray]] = {}  # by whether Inductor compiles it
     if options.exact:
-        torch.manual_seed(0)
-        model, loss, _ = MODELS[options.model](replace(kind, precise=True))
-        loss().backward()
-        expected = dict.fromkeys((False, True), gradients_of(model))
-        del model, loss
+        expected = dict.fromkeys((False, True), precise_gradients(options))
+    if options.reference:
+        run_reference(options, expected)
+    failed = 0
     for point in options.points:
         try:
-            measure(options.model, kind, point, options.turns, expected)
+            measure(point, options, expected)
         except Exception as error:
-            print(f"{options.model} {point:22} {type(error).__name__}: {str(error)[:600]}", flush=True)
+            failed += 1
+            if options.json:
+                logging.exception(point)
+            else:
+                print(f"{options.model} {point:22} {type(error).__name__}: {str(error)[:600]}", flush=True)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

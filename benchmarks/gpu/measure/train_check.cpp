@@ -4,6 +4,7 @@
 //   train_check NETWORK BATCH                 from all of plain training's memory down to the smallest budget
 //   train_check NETWORK BATCH BUDGET_BYTES    one budget, with the process limited to 1.05 of it from its start
 //
+// Prints a JSON object for each: `what` is "plain", a budget's share, "smallest" or "limited".
 // Exit status 1: a measured peak above its budget, or more than 2 % from the prediction.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_runtime_api.h>
@@ -15,6 +16,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "headroom/runtime/meter.h"
@@ -79,13 +81,28 @@ Bench make_bench(const std::string& name, int64_t batch) {
   return {std::move(network), zoo_sample(name, {}, batch, 0, device)};
 }
 
-bool report(const char* what, int64_t before_bytes, int64_t budget_bytes, const PlannedStep& planned, Outcome outcome) {
+/// What is printed: a JSON object on a line, for the harness.
+using Figures = nlohmann::ordered_json;
+
+void print(const Figures& figures) {
+  std::printf("%s\n", figures.dump().c_str());
+  std::fflush(stdout);
+}
+
+/// Adds what a step took beyond what was there before it. Returns whether that is within the budget and as predicted.
+bool add_peak(Figures& figures, int64_t before_bytes, int64_t budget_bytes, const PlannedStep& planned,
+              const Outcome& outcome) {
   const double predicted = mib(planned.predicted_peak_bytes - before_bytes);
   const double measured = mib(outcome.peak_bytes);
   const double error = 100 * (measured / predicted - 1);
   const bool is_right = before_bytes + outcome.peak_bytes <= budget_bytes && std::abs(error) <= 2;
-  std::printf("  %-9s budget %8.1f MiB, predicted %8.1f, measured %8.1f (%+.2f %%)%s", what,
-              mib(budget_bytes - before_bytes), predicted, measured, error, is_right ? "" : " WRONG");
+  figures["budget_mib"] = mib(budget_bytes - before_bytes);
+  figures["predicted_mib"] = predicted;
+  figures["measured_mib"] = measured;
+  figures["right"] = is_right;
+  if (!is_right)
+    std::fprintf(stderr, "%s: measured %.1f MiB, predicted %.1f, budget %.1f\n",
+                 figures["what"].get<std::string>().c_str(), measured, predicted, mib(budget_bytes - before_bytes));
   return is_right;
 }
 
@@ -97,10 +114,6 @@ bool check_budgets(const std::string& name, int64_t batch) {
   run(bench.network, bench.inputs, meter, plainly);
   const Outcome plain = run(bench.network, bench.inputs, meter, plainly);
   const Outcome again = run(bench.network, bench.inputs, meter, plainly);
-  std::printf("%s, batch %ld: plain training takes %.1f MiB and %.2f ms; its gradients differ from its own by %g\n",
-              name.c_str(), static_cast<long>(batch), mib(plain.peak_bytes), again.time_ms,
-              largest_difference(again.gradients, plain.gradients));
-
   const auto start = std::chrono::steady_clock::now();
   const MeasuredStep measured = measure_step(bench.network, bench.inputs);
   const double measure_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -108,8 +121,14 @@ bool check_budgets(const std::string& name, int64_t batch) {
   int64_t largest_workspace_bytes = 0;
   for (const NodeCosts& costs : measured.measured.costs.nodes)
     largest_workspace_bytes = std::max(largest_workspace_bytes, costs.record_workspace_bytes);
-  std::printf("  measured in %.1f s; libraries keep %.1f MiB for good, and take up to %.1f MiB while a node records\n",
-              measure_s, mib(before_bytes - bare_bytes), mib(largest_workspace_bytes));
+  // What libraries keep for good, and what they take at most while a node records.
+  print({{"what", "plain"},
+         {"measured_mib", mib(plain.peak_bytes)},
+         {"time_ms", again.time_ms},
+         {"differs", largest_difference(again.gradients, plain.gradients)},
+         {"measure_s", measure_s},
+         {"kept_mib", mib(before_bytes - bare_bytes)},
+         {"workspace_mib", mib(largest_workspace_bytes)}});
 
   const TrainingStep all(measured.measured, measured.step, store_all(measured.step.graph));
   const int64_t most_bytes = predict(measured, all).peak_bytes - before_bytes;
@@ -126,6 +145,7 @@ bool check_budgets(const std::string& name, int64_t batch) {
   budgets.emplace_back("smallest", before_bytes + least_bytes + least_bytes / 100);
   bool all_right = true;
   for (const auto& [what, budget_bytes] : budgets) {
+    Figures figures = {{"what", what}};
     try {
       const PlannedStep planned = plan_step(measured, budget_bytes);
       run(bench.network, bench.inputs, meter, planned.step);
@@ -137,15 +157,17 @@ bool check_budgets(const std::string& name, int64_t batch) {
         outcome = run(bench.network, bench.inputs, meter, planned.step);
         planned_ms.push_back(outcome.time_ms);
       }
-      const double difference = largest_difference(outcome.gradients, plain.gradients);
-      all_right &= report(what.c_str(), before_bytes, budget_bytes, planned, std::move(outcome));
-      std::printf(", time x%.3f (planned x%.3f), gradients differ by %g\n", median(planned_ms) / median(plain_ms),
-                  static_cast<double>(*planned.plan.time_ns) / static_cast<double>(planned.plan.base_time_ns),
-                  difference);
+      all_right &= add_peak(figures, before_bytes, budget_bytes, planned, outcome);
+      figures["time_ratio"] = median(planned_ms) / median(plain_ms);
+      figures["planned_ratio"] =
+          static_cast<double>(*planned.plan.time_ns) / static_cast<double>(planned.plan.base_time_ns);
+      figures["differs"] = largest_difference(outcome.gradients, plain.gradients);
     } catch (const BudgetTooSmall& error) {
-      std::printf("  %-9s %s\n", what.c_str(), error.what());
+      std::fprintf(stderr, "%s: %s\n", what.c_str(), error.what());
+      figures["error"] = error.what();
       all_right = false;
     }
+    print(figures);
   }
   return all_right;
 }
@@ -172,9 +194,11 @@ bool check_limited(const std::string& name, int64_t batch, int64_t budget_bytes)
   Outcome outcome;
   outcome.peak_bytes = meter.peak_bytes() - measured.before_bytes;
   const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
-  const bool is_right = report("limited", measured.before_bytes, budget_bytes, planned, std::move(outcome));
-  std::printf(", 10 steps with the process held to %.1f MiB, of which it had taken %.1f\n", 1.05 * mib(budget_bytes),
-              mib(stats.reserved_bytes[0].peak));
+  Figures figures = {{"what", "limited"}};
+  const bool is_right = add_peak(figures, measured.before_bytes, budget_bytes, planned, outcome);
+  figures["held_to_mib"] = 1.05 * mib(budget_bytes);
+  figures["taken_mib"] = mib(stats.reserved_bytes[0].peak);
+  print(figures);
   return is_right;
 }
 

@@ -1,17 +1,18 @@
-"""Trains real models within budgets and compares every step's peak with its budget, and its time with plain PyTorch.
+"""Trains a real model within budgets and compares every step's peak with its budget, and its time with plain PyTorch.
 
-    python benchmarks/gpu/budgets.py [MODEL ...] [--kernels eager inductor] [--budgets 1x 0.5x least] [--jobs 1]
+    python benchmarks/gpu/measure/budgets.py MODEL [--kernels eager] [--budgets 1x 0.5x least] [--timed 1x] [--json]
 
-Each model and kind of kernels is a process of its own, `--jobs` of them at a time. Times are taken by one process
-while the others wait, of the budgets that `--timed` names. The loss is inside the compiled function and AdamW updates
-the parameters, so its state appears after the first step. A budget is in bytes: what is on the device before a step,
-AdamW's state included, and a share of what a step of plain PyTorch adds (1x: 1 % more than that), or the smallest that
-an error names. With Inductor's kernels plain is torch.compile. Prints a line for each budget: by how much
-steps exceeded it, the prediction's error, and memory and time as multiples of plain PyTorch's. The peak of the first
-step includes what is run to measure and to try plans. Exits with 1 where a step exceeds its budget.
+The loss is inside the compiled function and AdamW updates the parameters, so its state appears after the first step. A
+budget is in bytes: what is on the device before a step, AdamW's state included, and a share of what a step of plain
+PyTorch adds (1x: 1 % more than that), or the smallest that an error names. With Inductor's kernels plain is
+torch.compile. Prints a line for each budget: by how much steps exceeded it, the prediction's error, and memory and time
+as multiples of plain PyTorch's. The peak of the first step includes what is run to measure and to try plans. Exits with
+1 where a step exceeds its budget or a budget is refused.
 
-`--first-call` prints how long first calls of eager kernels take on a cold cost
-cache instead, as multiples of backend aot_eager's: with the shares among `--budgets`, where `none` is no budget.
+`--first-call KIND` prints instead how long the first forward and backward take with eager kernels on a cold cost cache:
+with the budget KIND, without one (`none`), or with backend aot_eager (`aot_eager`).
+
+Several of these processes may run at the same time: those with the same `--lock` take turns where they are timed.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -286,14 +287,14 @@ def smallest_budget(loss: Loss, inputs: Any, kernels: str, optimizer: torch.opti
     raise RuntimeError("a budget of one byte was accepted")
 
 
-def examine(name: str, options: argparse.Namespace) -> bool:
-    """Trains one model by one kind of kernels in all budgets; returns whether all were kept."""
+def examine(options: argparse.Namespace) -> bool:
+    """Trains a model within all budgets; returns whether all were kept."""
     from headroom.exec.inductor import kernels as headroom_kernels
 
     import headroom
 
     device = torch.device(options.device)
-    kernels = options.kernels[0]
+    name, kernels = options.model, options.kernels
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(0)
     turn = Turn(options.lock)
@@ -315,7 +316,7 @@ def examine(name: str, options: argparse.Namespace) -> bool:
         torch._dynamo.reset()
         gc.collect()
         training = Training(model, loss, inputs, measured)
-        line = f"{name:13} {kernels:9} {budget:6}"
+        figures: dict[str, Any] = {"model": name, "kernels": kernels, "budget": budget}
         planned: list[Any] = []
         try:
             if budget == "least":
@@ -334,122 +335,91 @@ def examine(name: str, options: argparse.Namespace) -> bool:
             with turn.working():
                 steps += [training.step() for _ in range(STEPS - 1)]
         except headroom.BudgetError as error:
-            print(f"{line} REFUSED {limit} bytes: {error}", flush=True)
+            figures |= {"refused": str(error), "limit_bytes": limit}
+            tell(figures, options)
             holds = False
             continue
         over = [step_peak - limit for _, step_peak in steps]
         here, peak = steps[-1]
         predicted = max(one.predicted_bytes for one in planned) + here
         holds = holds and max(over) <= 0
-        text = f"{line} {'kept' if max(over) <= 0 else f'OVER by {over} bytes in steps'}, "
-        text += (
-            f"peak {peak / 2**30:.3f} GiB of {limit / 2**30:.3f} (predicted {100 * (predicted / peak - 1):+.3f} %), "
-        )
-        text += f"added {(peak - here) / added:.3f} of plain"
+        figures |= {"limit_bytes": limit, "over_bytes": over, "peak_bytes": peak, "predicted_bytes": predicted}
+        figures |= {"added_share": (peak - here) / added, "plans": len(planned)}
         if budget in options.timed:
             with first_step():
                 plain.time_ms(1)  # compiled anew after Dynamo's reset
             with turn.timing():
-                ratio, plain_ms = compare_times(training, plain)
-            text += f", time {ratio:.3f} of {plain_ms:.1f} ms"
-        print(f"{text}, {len(planned)} plans", flush=True)
+                figures["time_ratio"], figures["plain_ms"] = compare_times(training, plain)
+        tell(figures, options)
         del training
         model.zero_grad()
     return holds
 
 
-def first_call(name: str, options: argparse.Namespace) -> bool:
+def tell(figures: dict[str, Any], options: argparse.Namespace) -> None:
+    """Prints the figures of a budget. As JSON, what is wrong goes to standard error too."""
+    line = f"{figures['model']:13} {figures['kernels']:9} {figures['budget']:6}"
+    limit = figures["limit_bytes"]
+    if "refused" in figures:
+        text, is_wrong = f"{line} REFUSED {limit} bytes: {figures['refused']}", True
+    else:
+        over, peak = figures["over_bytes"], figures["peak_bytes"]
+        is_wrong = max(over) > 0
+        text = f"{line} {f'OVER by {over} bytes in steps' if is_wrong else 'kept'}"
+        text += f", peak {peak / 2**30:.3f} GiB of {limit / 2**30:.3f}"
+        text += f" (predicted {100 * (figures['predicted_bytes'] / peak - 1):+.3f} %)"
+        text += f", added {figures['added_share']:.3f} of plain"
+        if "time_ratio" in figures:
+            text += f", time {figures['time_ratio']:.3f} of {figures['plain_ms']:.1f} ms"
+        text += f", {figures['plans']} plans"
+    if options.json:
+        print(json.dumps(figures), flush=True)
+    if is_wrong or not options.json:
+        print(text, file=sys.stderr if options.json else sys.stdout, flush=True)
+
+
+def first_call(options: argparse.Namespace) -> bool:
     """Prints what the first forward and backward take, with backend aot_eager or with a budget of headroom's."""
-    model, (loss, inputs) = make(name, options.device, small=options.small)
+    model, (loss, inputs) = make(options.model, options.device, small=options.small)
     loss(*inputs).backward()  # so that libraries are loaded
     model.zero_grad()
-    kind = options.kernels[0]
-    if kind == "aot_eager":
-        run = torch.compile(loss, backend="aot_eager")
-    else:
-        import headroom
-
-        run = headroom.compile(loss, None if kind == "none" else kind)
-    _synchronize()
-    start = time.perf_counter()
-    run(*inputs).backward()
-    _synchronize()
-    print(time.perf_counter() - start, flush=True)
-    return True
-
-
-def run_inside(name: str, kind: str, options: argparse.Namespace, lock: str) -> subprocess.CompletedProcess[str] | None:
-    """Runs one model by one kind of kernels, or its first call with one kind of budget, in a process of its own."""
-    command = [sys.executable, "-W", "ignore", __file__, name, "--inside", "--kernels", kind, "--lock", lock]
-    command += ["--budgets", *options.budgets, "--timed", *options.timed, "--device", options.device]
-    command += ["--small"] * options.small + ["--first-call"] * options.first_call
-    environment = dict(os.environ)
+    kind = options.first_call
     with tempfile.TemporaryDirectory() as folder:
-        if options.first_call:
-            environment["XDG_CACHE_HOME"] = folder
-        try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                timeout=options.timeout,
-                stdout=subprocess.PIPE if options.first_call else None,
-                stderr=subprocess.PIPE,
-                text=True,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            print(f"{name:13} {kind:9} FAILED: more than {options.timeout:g} s", flush=True)
-            return None
-    if done.returncode != 0:
-        print(f"{name:13} {kind:9} FAILED: {done.stderr.strip()[-600:]}", flush=True)
-    return done
+        os.environ["XDG_CACHE_HOME"] = folder
+        if kind == "aot_eager":
+            run = torch.compile(loss, backend="aot_eager")
+        else:
+            import headroom
 
-
-def compare_first_calls(name: str, options: argparse.Namespace, lock: str) -> bool:
-    """Prints how long first calls of a model take, each in a process of its own."""
-    text = f"{name:13}"
-    plain_s = None
-    for kind in ["aot_eager", *[budget for budget in options.budgets if budget != "least"]]:
-        done = run_inside(name, kind, options, lock)
-        if done is None or done.returncode != 0:
-            return False
-        taken = float(done.stdout.split()[-1])
-        plain_s = plain_s or taken
-        text += f" {kind} {taken:.2f} s" + (f" ({taken / plain_s:.2f})" if kind != "aot_eager" else "")
-    print(text, flush=True)
+            run = headroom.compile(loss, None if kind == "none" else kind)
+        _synchronize()
+        start = time.perf_counter()
+        run(*inputs).backward()
+        _synchronize()
+        seconds = time.perf_counter() - start
+    figures = {"model": options.model, "kind": kind, "first_s": seconds}
+    print(json.dumps(figures) if options.json else f"{options.model:13} {kind:9} {seconds:.2f} s", flush=True)
     return True
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL", default=MODELS, help=", ".join(MODELS))
-    parser.add_argument("--kernels", nargs="+", default=["eager", "inductor"])
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--kernels", choices=["eager", "inductor"], default="eager")
     parser.add_argument("--budgets", nargs="+", default=["1x", "0.5x", "least"])
     parser.add_argument("--timed", nargs="*", default=["1x", "0.5x", "least"], help="budgets whose steps are timed")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
-    parser.add_argument("--small", action="store_true", help="small models, to try this script")
-    parser.add_argument("--first-call", action="store_true")
-    parser.add_argument("--timeout", type=float, default=500, help="seconds for one process")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--lock", help="a file by which several runs of this script take turns")
+    parser.add_argument("--small", action="store_true", help="a small model, to try this script")
+    parser.add_argument("--first-call", metavar="KIND")
+    parser.add_argument("--lock", help="a file by which processes take turns where they are timed")
+    parser.add_argument("--json", action="store_true", help="print figures as JSON")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    if options.inside:
+    with tempfile.TemporaryDirectory() as folder:
+        options.lock = options.lock or f"{folder}/lock"
+        Path(options.lock).parent.mkdir(parents=True, exist_ok=True)
         work = first_call if options.first_call else examine
-        return 0 if work(options.models[0], options) else 1
-
-    with tempfile.NamedTemporaryFile() as file, ThreadPoolExecutor(options.jobs) as pool:
-        lock = options.lock or file.name
-        if options.first_call:
-            results = pool.map(lambda name: compare_first_calls(name, options, lock), options.models)
-        else:
-            points = [(name, kind) for kind in options.kernels for name in options.models]
-            done = pool.map(lambda point: run_inside(*point, options, lock), points)
-            results = (one is not None and one.returncode == 0 for one in done)
-        held = list(results)
-    print(f"{sum(held)} passed, {len(held) - sum(held)} failed")
-    return 0 if all(held) else 1
+        return 0 if work(options) else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compares gradients of steps with eager kernels with those of plain PyTorch, bit for bit.
 
-    python benchmarks/gpu/gradients.py [MODEL ...] [--device cuda] [--budgets 1x 0.5x least]
+    python benchmarks/gpu/measure/gradients.py [MODEL ...] [--device cuda] [--budgets 1x 0.5x least] [--json]
 
 Prints a line for each model and budget, and exits with 1 where gradients differ though two runs of plain PyTorch agree.
 With --draws it also prints the first operator that draws other random numbers than in plain PyTorch.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -162,7 +163,8 @@ def train_within(
     raise RuntimeError(f"no budget up to {share}x is kept")
 
 
-def check(name: str, device: torch.device, budgets: list[str], *, draws: bool) -> bool:
+def check(name: str, device: torch.device, options: argparse.Namespace) -> bool:
+    told = sys.stderr if options.json else sys.stdout
     # Without warn_only memory-efficient attention is deterministic; convolutional models call operators that cannot be.
     torch.use_deterministic_algorithms(True, warn_only=name not in ("bert", "gpt2"))
     torch._dynamo.reset()
@@ -179,7 +181,8 @@ def check(name: str, device: torch.device, budgets: list[str], *, draws: bool) -
     case.model.load_state_dict(start)
     repeated = difference(train(case, loss), expected)[0] == 0
     holds = True
-    for budget in budgets:
+    for asked in options.budgets:
+        budget = asked
         if budget == "least":
             plan = headroom.plan(loss, case.inputs, case.labels)
             budget = f"{(plan.smallest_budget - plan.before) / (plan.plain_peak - plan.before) + 1e-3:.6f}x"
@@ -187,10 +190,14 @@ def check(name: str, device: torch.device, budgets: list[str], *, draws: bool) -
         count, error = difference(found, expected)
         verdict = "bit-equal" if count == 0 else f"{count} of {len(expected)} tensors differ, by up to {error:.1e}"
         note = "" if repeated else "; plain PyTorch is not deterministic here"
-        print(f"{name:13} {budget!s:10} {verdict}{note}", flush=True)
-        if count and draws:
+        if options.json:
+            figures = {"model": name, "asked": asked, "budget": budget, "tensors": len(expected)}
+            figures |= {"different": count, "largest_difference": error, "repeatable": repeated}
+            print(json.dumps(figures), flush=True)
+        print(f"{name:13} {budget!s:10} {verdict}{note}", file=told, flush=True)
+        if count and options.draws:
             case.model.load_state_dict(start)
-            print("   ", first_draw_apart(case, run, loss), flush=True)
+            print("   ", first_draw_apart(case, run, loss), file=told, flush=True)
         holds = holds and (count == 0 or not repeated)
     return holds
 
@@ -201,12 +208,12 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--budgets", nargs="+", default=["1x", "0.5x", "least"])
     parser.add_argument("--draws", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print figures as JSON, and the rest on standard error")
     options = parser.parse_args()
     torch.backends.cudnn.deterministic = True
-    results = [
-        check(name, torch.device(options.device), options.budgets, draws=options.draws) for name in options.models
-    ]
-    print(f"{sum(results)} passed, {len(results) - sum(results)} failed")
+    results = [check(name, torch.device(options.device), options) for name in options.models]
+    told = sys.stderr if options.json else sys.stdout
+    print(f"{sum(results)} passed, {len(results) - sum(results)} failed", file=told)
     return 0 if all(results) else 1
 
 

@@ -1,0 +1,7 @@
+"""Runs measurements on a GPU, each in a process of its own, and makes tables of what they print."""
+
+from harness.results import Result, Results
+from harness.suite import ROOT, Figures, Point, Suite, counts
+from harness.tables import cell, table
+
+__all__ = ["ROOT", "Figures", "Point", "Result", "Results", "Suite", "cell", "counts", "table"]

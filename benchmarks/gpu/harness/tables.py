@@ -1,0 +1,57 @@
+"""Markdown made of results."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from harness.results import MEASURED, Result, Results
+
+HOLE = "—"
+
+
+def cell(value: Any, form: str = "") -> str:
+    """Returns a value in a format of Python's, or the mark of a hole for None."""
+    return HOLE if value is None else format(value, form)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table; empty cells are allowed, cells of None are holes."""
+    lines = [head, ["---"] * len(head), *rows]
+    text = [" | ".join(cell(one).replace("|", "\\|").replace("\n", " ") for one in line) for line in lines]
+    return "".join(f"| {line} |\n" for line in text)
+
+
+def page(results: Results) -> str:
+    """Returns a suite's page: where it was measured, its tables, and what is missing from them."""
+    parts = [f"# {results.suite.title}\n", *_settings(results.by_point.values()), results.suite.tables(results)]
+    missing: dict[str, list[str]] = collections.defaultdict(list)
+    for point in results.suite.points:
+        result = results.by_point.get(point.name)
+        if result is None:
+            missing["was not run yet"].append(point.name)
+        elif result.status != MEASURED:
+            missing[f"{result.status}, {result.error}"].append(point.name)
+    if missing:
+        lines = [f"- {', '.join(f'`{name}`' for name in names)}: {reason}\n" for reason, names in missing.items()]
+        parts.append("Not measured, or failed:\n\n" + "".join(lines))
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def _settings(results: Iterable[Result]) -> list[str]:
+    """Returns a line for each machine and commit of the results, which is one unless a run was continued elsewhere."""
+    counts = collections.Counter(_setting(one) for one in results if one.status == MEASURED)
+    return [f"{text} ({count} points).\n" for text, count in counts.most_common()]
+
+
+def _setting(result: Result) -> str:
+    parts = []
+    if result.gpu is not None:
+        parts.append(f"{result.gpu['name']} ({result.gpu['memory_gib']:.0f} GiB)")
+    else:
+        parts.append(result.machine.get("processor") or "a machine without a GPU")
+    for name, label in (("torch", "PyTorch"), ("cuda", "CUDA"), ("transformers", "transformers")):
+        if name in result.versions:
+            parts.append(f"{label} {result.versions[name]}")
+    return ", ".join([*parts, f"headroom at {result.commit}"])
