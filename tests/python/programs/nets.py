@@ -42,6 +42,8 @@ IN_PLACE = (
     "{h}[3] = 0.0",
     "{h}.copy_({other}.tanh())",
 )
+# After these nobody reads what was there before: a compiled step need not run the operator that made it.
+OVERWRITES = ("{h}.zero_().add_({other})", "{h}.copy_({other}.tanh())")
 # Views, copies and repetitions of the first output and of the input, as further outputs.
 EXTRA_OUTPUTS = (
     "{h}.reshape(-1)",
@@ -69,6 +71,7 @@ class NetWriter:
         self.h = "x"
         self.earlier = ["x"]
         self.is_random = is_random
+        self.is_fragile = False  # The operator that raises on purpose is to be needed.
         self.traits: set[str] = set()
         self.parts = {
             self.linear: 6,
@@ -144,7 +147,8 @@ class NetWriter:
         """Updates a tensor that no operator has saved."""
         other = self.other()
         self.make(self.rng.choice(("{h} * 0.5", "{h} + 1", "{h}.clone()")).format(h=self.h))
-        self.say(self.rng.choice(IN_PLACE).format(h=self.h, other=other))
+        updates = [update for update in IN_PLACE if not (self.is_fragile and update in OVERWRITES)]
+        self.say(self.rng.choice(updates).format(h=self.h, other=other))
 
     def convolution(self) -> None:
         layer = self.layer("nn.Conv2d(4, 4, 3, padding=1)", "conv")
@@ -205,6 +209,7 @@ class NetWriter:
 
     def fragile(self) -> None:
         """As the first statement: a step that raises there has changed nothing."""
+        self.is_fragile = True
         self.make(f"fragile({self.h})")
 
     def mutate_input(self) -> None:
