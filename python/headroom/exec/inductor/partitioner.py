@@ -70,8 +70,9 @@ _MOST_READS_IF_READ_ONCE = 8
 _SCALAR_BYTES = 512  # that a number takes at most, as allocators round it
 # Of what a step may add, left free for what is not planned, such as partial sums: one more compilation is dear.
 _MARGIN = 0.003
-# PyTorch's own partition is compiled and tried if its estimated peak is over the budget by this part at most.
-_ESTIMATE_ERROR = 0.07
+# PyTorch's own partition is compiled and tried if its estimated peak is over the budget by this part at most. The
+# estimate for T5 on a GPU is 11 % above the real peak.
+_ESTIMATE_ERROR = 0.15
 # Budgets up to this multiple of the smallest plan are first tried with that one: so far real peaks may be above
 # simulated ones there (a quarter in ConvNeXt-B on a GPU).
 _NEAR_SMALLEST = 1.25
