@@ -1,22 +1,18 @@
-// The simulator on schedules of 10,000 ops: steps a second of a whole simulation, and a change to a schedule by
-// ScheduleEditor against simulating it again.
+// The simulator on schedules of 10,000 ops, and the bulk form of the search of `auto` on the same runs.
 #include <benchmark/benchmark.h>
 
-#include <array>
-#include <cstdio>
 #include <string>
 
-#include "benchmarks/summary.h"
 #include "headroom/core/chain.h"
-#include "headroom/core/edit.h"
 #include "headroom/core/simulate.h"
+#include "headroom/plan/auto/timeline.h"
 #include "headroom/plan/chain/checkpoints.h"
 
 namespace headroom {
 namespace {
 
 constexpr int kOps = 10'000;
-constexpr int kChanges = 4;  ///< in one iteration of edit_graph
+constexpr int kLength = 3500;  ///< stages of the chain
 
 /// A residual network op by op: forward op i reads the outputs of i-1 and i-3, its backward the gradient and both.
 Graph residual_graph() {
@@ -74,54 +70,43 @@ void simulate_graph(benchmark::State& state) {
 }
 BENCHMARK(simulate_graph);
 
-/// Every eighth stage kept: about 10,000 runs, tapes that hold their stage's input and output.
-void simulate_chain(benchmark::State& state) {
-  constexpr int kLength = 3500;
-  const Graph graph = to_graph(long_chain(kLength));
+/// About 10,000 runs, with tapes that hold their stage's input and output.
+Schedule kept_every_eighth() {
   std::vector<int> checkpoints;
   for (int i = 8; i < kLength; i += 8) checkpoints.push_back(i);
-  simulate_whole(state, graph, checkpoint_schedule(kLength, checkpoints));
+  return checkpoint_schedule(kLength, checkpoints);
+}
+
+void simulate_chain(benchmark::State& state) {
+  const Graph graph = to_graph(long_chain(kLength));
+  simulate_whole(state, graph, kept_every_eighth());
 }
 BENCHMARK(simulate_chain);
 
-/// Give up an activation after its forward readers and make it again before its first backward reader, look at the
-/// peak, and take that back: what a search does all the time.
-void edit_graph(benchmark::State& state) {
-  const Graph graph = residual_graph();
-  ScheduleEditor editor(graph, store_all(graph));
-  std::vector<ScheduleEditor::Handle> backward_reader;
-  for (const ValueId id : {ValueId{100}, ValueId{1000}, ValueId{2500}, ValueId{4000}}) {
-    for (const auto handle : editor.touching(id)) {
-      const Step step = editor.step(handle);
-      if (!step.is_run() || graph.op(step.op()).phase == Phase::kForward) continue;
-      backward_reader.push_back(handle);
-      break;
-    }
-  }
-  size_t next = 0;
+/// Builds a timeline of the same runs anew, which includes finding the drops: what the search does all the time.
+void assign_timeline(benchmark::State& state, const Graph& graph, const Schedule& schedule) {
+  std::vector<int32_t> runs;
+  for (const Step& step : schedule.steps)
+    if (step.is_run()) runs.push_back(static_cast<int32_t>(step.op()));
+  const FlatGraph flat(graph);
+  Timeline timeline(flat);
   for (auto _ : state) {
-    const ValueId id = std::array{ValueId{100}, ValueId{1000}, ValueId{2500}, ValueId{4000}}[next];
-    const auto before = backward_reader[next];
-    next = (next + 1) % backward_reader.size();
-    const auto last_forward = editor.touching(id)[2];
-    const auto drop = editor.insert(editor.next(last_forward), Step::drop(id));
-    const auto rerun = editor.insert(before, Step::run(graph.producers(id).front()));
-    benchmark::DoNotOptimize(editor.peak_bytes());
-    editor.erase(rerun);
-    editor.erase(drop);
+    timeline.assign(runs);
+    benchmark::DoNotOptimize(timeline.peak_bytes());
   }
-  state.SetItemsProcessed(state.iterations() * kChanges);
 }
-BENCHMARK(edit_graph);
 
-void print_ratio(const BenchmarkTimes& times_ns) {
-  if (!times_ns.contains("simulate_graph") || !times_ns.contains("edit_graph")) return;
-  const double change_ns = times_ns.at("edit_graph") / kChanges;
-  std::printf("a change by ScheduleEditor: %.0f times cheaper than simulating the schedule again\n",
-              times_ns.at("simulate_graph") / change_ns);
+void timeline_graph(benchmark::State& state) {
+  const Graph graph = residual_graph();
+  assign_timeline(state, graph, store_all(graph));
 }
+BENCHMARK(timeline_graph);
+
+void timeline_chain(benchmark::State& state) {
+  const Graph graph = to_graph(long_chain(kLength));
+  assign_timeline(state, graph, kept_every_eighth());
+}
+BENCHMARK(timeline_chain);
 
 }  // namespace
 }  // namespace headroom
-
-int main(int argc, char** argv) { headroom::run_benchmarks(argc, argv, headroom::print_ratio); }

@@ -20,12 +20,13 @@ struct Lifetime {
   bool operator==(const Lifetime&) const = default;
 };
 
-/// Every copy that a valid schedule makes, and every resident value, in the order in which they begin: at each run the
-/// bytes of those in memory, and the op's workspace, are the moment that simulate() finds. O(ids read, written and held).
+/// Returns the lifetimes of all resident values and of all copies that a valid schedule makes, in the order in which they
+/// begin. The bytes of those that are in memory during a run and the op's workspace add up to the moment that simulate()
+/// finds. O(ids read, written and held).
 std::vector<Lifetime> lifetimes(const Graph& graph, const Schedule& schedule);
 
-/// By step, whether it runs an op that makes a value that had been made before: recomputation. Ops that are
-/// alternatives count as one, so a stage that ran plainly and is then recorded runs again.
+/// Returns by step whether it is a recomputation: a run that writes a value that had been written before. Alternatives
+/// count as one op, so recording a stage that has run without recording is a recomputation.
 std::vector<uint8_t> find_reruns(const Graph& graph, const Schedule& schedule);
 
 }  // namespace headroom

@@ -9,7 +9,7 @@
 
 namespace headroom {
 
-/// What a schedule breaks, and at which step (one past the last where the end of the step is at fault).
+/// The rule that a schedule breaks, and at which step: one past the last where an output is missing at the end.
 struct ScheduleError {
   size_t step = 0;
   std::string message;
@@ -17,18 +17,14 @@ struct ScheduleError {
 
 /// What a schedule costs, in the rules of docs/formats.md.
 ///
-/// A run's moment is: everything in memory before it, plus every output allocated anew, plus the workspace.
-/// Then the workspace goes, and so do the copies that its outputs replace.
+/// A run's moment is everything in memory before it, plus every output allocated anew, plus the workspace. After it the
+/// workspace and the copies that its outputs replace are freed. memory.h has all rules, with an example of holds.
 ///
 ///     steps          run f    run b    drop a
-///     moment_bytes   x+a      x+a+g    x+a+g     during the step; of a drop, what was there before it
+///     moment_bytes   x+a      x+a+g    x+a+g     during the step; of a drop, the bytes before it
 ///     after_bytes    x+a      x+a+g    x+g
-///
-/// Each run makes a new *copy* of what it writes. A copy counts until its value has dropped or replaced it and
-/// no copy that still counts holds it; a copy holds the copies, of the values its value lists under `holds`,
-/// that its run read or wrote.
 struct Simulation {
-  std::optional<ScheduleError> error;  ///< set: the rest is what happened before that step
+  std::optional<ScheduleError> error;  ///< where set, the lists end before that step, and the peak means nothing
   int64_t peak_bytes = 0;              ///< largest moment of a run, at least what is resident
   int64_t time_ns = 0;                 ///< sum over the runs
   std::optional<size_t> peak_step;     ///< first run with the largest moment
@@ -39,14 +35,14 @@ struct Simulation {
 /// O(steps + ids read, written and held). Throws TooLarge where a sum of bytes or times does not fit int64.
 Simulation simulate(const Graph& graph, const Schedule& schedule);
 
-/// simulate(), or none where a sum does not fit.
+/// Returns what simulate() does, or none where a sum does not fit.
 std::optional<Simulation> find_simulation(const Graph& graph, const Schedule& schedule);
 
-/// The first thing wrong with the schedule, or nothing.
+/// Returns the first rule that the schedule breaks, or none.
 std::optional<ScheduleError> verify(const Graph& graph, const Schedule& schedule);
 
-/// The values that have memory during a step of a valid schedule, ascending: all that is resident, alive or held
-/// when it starts, and what it writes, without the input that it runs over.
+/// Returns the values of which a copy is in memory during a step of a valid schedule, ascending: those that are resident,
+/// or have a live copy before it other than the one that it overwrites, and those that it writes.
 std::vector<ValueId> alive_during(const Graph& graph, const Schedule& schedule, size_t step);
 
 }  // namespace headroom

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "headroom/core/schedule.h"
@@ -21,18 +20,12 @@ struct BestTime {
 };
 
 /// The Pareto front of peak against time over all schedules, smallest peak first, empty where the graph has none; none
-/// where one shortest-path search meets more than `max_states` states. Shares no code with core's simulator and the
-/// planners, and prunes nothing: a state is the set of copies in memory, who holds them, and which ops may not run any
-/// more; any drop, run and run in place leads on. Takes graphs of at most 64 ops and 32 values that are not resident.
+/// where one shortest-path search meets more than `max_states` states. Stands on MemoryRules, which shares no code with
+/// core's simulator and the planners, and prunes nothing: a state is the set of copies in memory, who holds them, and which
+/// ops may not run any more; any drop, run and run in place leads on. Takes graphs of at most 64 ops and 32 values that are not resident.
 std::optional<std::vector<BestTime>> search_all_schedules(const Graph& graph, Order order, size_t max_states);
 
-/// A schedule carried out by the same rules.
-struct Replay {
-  std::optional<std::string> error;
-  int64_t peak_bytes = 0;
-  int64_t time_ns = 0;
-  bool keeps_order = true;  ///< as Order::kKeep says
-};
-Replay replay(const Graph& graph, const Schedule& schedule);
+/// Whether the first runs of a schedule follow the base order, as Order::kKeep says.
+bool keeps_base_order(const Graph& graph, const Schedule& schedule);
 
 }  // namespace headroom::testing

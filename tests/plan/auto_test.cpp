@@ -35,50 +35,6 @@ Graph three_stages() {
   return builder.graph();
 }
 
-// Plain training: f2 has a1 and a2, 20; f3 a3 as well, 21; b3 g2 as well, 22; b2 has a1, g2, g1, 12. With a1 made again
-// before b2 (5 ns): f2 20, f3 11, b3 12, b2 12: peak 20.
-TEST(Timeline, CountsByHand) {
-  const Graph graph = three_stages();
-  const FlatGraph flat(graph);
-  Timeline timeline(flat);
-  timeline.assign({0, 1, 2, 3, 4, 5});
-  EXPECT_EQ(timeline.moments(), (std::vector<int64_t>{10, 20, 21, 22, 12, 2}));
-  EXPECT_EQ(timeline.peak_bytes(), 22);
-  EXPECT_EQ(timeline.time_ns(), 21);
-  timeline.assign({0, 1, 2, 3, 0, 4, 5});
-  EXPECT_EQ(timeline.moments(), (std::vector<int64_t>{10, 20, 11, 12, 11, 12, 2}));
-  EXPECT_EQ(timeline.time_ns(), 26);
-  ASSERT_NE(timeline.alive(0 + 1, 1), nullptr);
-  EXPECT_EQ(timeline.alive(1, 2), nullptr) << "a1 is dropped after f2";
-  EXPECT_EQ(to_text(graph, timeline.schedule()), "f1 f2 -a1 f3 b3 -a3 -a2 f1 b2 -a1 -g2 b1 -g1");
-}
-
-/// Of all schedules with the same runs the timeline's takes the least: `exhaustive` drops and runs in place as it likes.
-TEST(Timeline, TakesNoMoreThanExhaustive) {
-  int cases = 0;
-  for (uint64_t seed = 1; seed <= 4000; ++seed) {
-    Random random(seed);
-    const Graph graph(testing::random_graph(random, {.forward_ops = static_cast<int>(random.number(1, 5))}));
-    const int64_t budget_bytes = make_problem(graph).base_peak_bytes * random.number(75, 99) / 100;
-    std::optional<Schedule> schedule;
-    try {
-      schedule = ExhaustiveSearch(graph).find_faster(budget_bytes, std::numeric_limits<int64_t>::max(), 10'000);
-    } catch (const NotApplicable&) {
-      continue;
-    }
-    if (!schedule) continue;
-    ++cases;
-    std::vector<int32_t> runs;
-    for (const Step& step : schedule->steps)
-      if (step.is_run()) runs.push_back(static_cast<int32_t>(step.op()));
-    const FlatGraph flat(graph);
-    Timeline timeline(flat);
-    timeline.assign(runs);
-    ASSERT_LE(timeline.peak_bytes(), budget_bytes) << "seed " << seed << "\n" << to_text(graph);
-  }
-  EXPECT_GT(cases, 500);
-}
-
 TEST(RunSearch, DescendsAndPrunesByHand) {
   const Graph graph = three_stages();
   const FlatGraph flat(graph);
@@ -95,34 +51,6 @@ TEST(RunSearch, DescendsAndPrunesByHand) {
   search.assign({0, 1, 2, 3, 4, 5});
   search.remember();
   EXPECT_FALSE(search.ruin(3)) << "nothing runs twice";
-}
-
-/// The timeline of random sequences is what simulate() says of their schedule.
-TEST(Timeline, EqualsTheSimulator) {
-  for (uint64_t seed = 1; seed <= 2000; ++seed) {
-    Random random(seed);
-    const bool is_chain = random.chance(30);
-    const Graph graph =
-        is_chain ? to_graph(testing::random_chain(random, static_cast<int>(random.number(1, 6))))
-                 : Graph(testing::random_graph(random, {.forward_ops = static_cast<int>(random.number(1, 8))}));
-    std::vector<int32_t> runs;
-    for (const OpId op : base_ops(graph)) runs.push_back(static_cast<int32_t>(op));
-    // Any run again, anywhere after its first.
-    for (int64_t i = random.number(0, 12); i > 0; --i) {
-      const auto from = static_cast<size_t>(random.number(0, std::ssize(runs) - 1));
-      if (!graph.ops()[static_cast<size_t>(runs[from])].recompute) continue;
-      const int64_t place = random.number(static_cast<int64_t>(from) + 1, std::ssize(runs));
-      runs.insert(runs.begin() + place, runs[from]);
-    }
-    const FlatGraph flat(graph);
-    Timeline timeline(flat);
-    timeline.assign(runs);
-    const Schedule schedule = timeline.schedule();
-    const Simulation simulation = simulate(graph, schedule);
-    ASSERT_FALSE(simulation.error) << simulation.error->message << "\nseed " << seed << "\n" << to_text(graph);
-    ASSERT_EQ(timeline.peak_bytes(), simulation.peak_bytes) << "seed " << seed << "\n" << to_text(graph);
-    ASSERT_EQ(timeline.time_ns(), simulation.time_ns) << "seed " << seed;
-  }
 }
 
 struct Against {

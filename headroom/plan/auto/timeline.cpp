@@ -135,7 +135,7 @@ void Timeline::find_most() const {
   }
 }
 
-/// A counting sort of all reads and writes by value.
+/// Sorts all reads and writes by value, in a counting sort.
 void Timeline::find_events() {
   event_begin_.assign(at(flat_->value_count) + 1, 0);
   int32_t* const begins = event_begin_.data();
@@ -172,7 +172,7 @@ void Timeline::find_copies() {
   copy_begin_.back() = static_cast<int32_t>(next - copies_.data());
 }
 
-/// To between_, as changes from one position to the next.
+/// Adds copies to between_, as changes from one position to the next.
 void Timeline::add_bytes(std::span<const Copy> copies, int64_t bytes) {
   int64_t* const changes = between_.data() + 1;
   for (const Copy& copy : copies) {
@@ -187,7 +187,7 @@ void Timeline::extend_held() {
       for (const int32_t held : flat_->holds(holder)) {
         const int32_t first = copy_begin_[at(held)];
         const auto all = std::span(copies_).subspan(at(first), at(copy_begin_[at(held) + 1] - first));
-        // The one that the holder's run finds or makes.
+        // A holder holds the copy that its run finds or makes.
         const auto later =
             std::ranges::partition_point(all, [&](const Copy& copy) { return copy.born <= holding.born; });
         if (later == all.begin()) continue;
@@ -199,7 +199,7 @@ void Timeline::extend_held() {
   for (int32_t v = 0; v < flat_->value_count; ++v) add_bytes(copies(v), flat_->bytes[at(v)]);
 }
 
-/// Whether a copy is held while the run at a position goes on.
+/// Returns whether another copy holds a copy during the run at a position.
 bool Timeline::is_held(int32_t value, const Copy& copy, int32_t position) const {
   return std::ranges::any_of(flat_->holders(value), [&](int32_t holder) {
     return std::ranges::any_of(copies(holder), [&](const Copy& holding) {
@@ -208,14 +208,14 @@ bool Timeline::is_held(int32_t value, const Copy& copy, int32_t position) const 
   });
 }
 
-/// The input that the run at a position takes over: one that dies there, is held by nothing and has the op's first
-/// output in its place; -1: none.
+/// Returns the input whose memory the first output of the run at a position takes: one that dies there and that nothing
+/// holds. Returns -1 where there is none.
 int32_t Timeline::overwritten(int32_t position) const {
   const int32_t op = run(position);
   for (const int32_t v : flat_->overwrites(op)) {
     const Copy* copy = alive(v, position);
     if (copy == nullptr || copy->last != position || is_held(v, *copy, position)) continue;
-    // The output's old copy, if any, was dropped after its last use: it is not alive.
+    // The first output is not alive: its earlier copy, if any, was dropped after its last use.
     return v;
   }
   return -1;
@@ -228,7 +228,7 @@ void Timeline::add_up() {
   time_ns_ = 0;
   for (int32_t p = 0; p < size(); ++p) {
     const int32_t op = run(p);
-    // What is in memory before, and what the run adds; copies that end at p are still there.
+    // Copies that end at p still count in its moment.
     sum += between_[at(p)];
     between_[at(p)] = sum;
     int64_t moment = sum + flat_->output_bytes[at(op)] + flat_->workspace[at(op)];

@@ -9,7 +9,7 @@
 
 namespace headroom {
 
-/// A graph in flat arrays, ids as plain numbers, resident values left out of all lists.
+/// A graph in flat arrays with ids as plain numbers. Resident values are left out of all lists.
 struct FlatGraph {
   explicit FlatGraph(const Graph& graph);
 
@@ -21,7 +21,7 @@ struct FlatGraph {
 
   std::span<const int32_t> inputs(int32_t op) const { return list(inputs_, op); }
   std::span<const int32_t> outputs(int32_t op) const { return list(outputs_, op); }
-  /// What an op reads and writes, each as twice its number and one more where it is written.
+  /// The values that an op reads, as twice their number, and those that it writes, as twice their number and 1.
   std::span<const uint32_t> touched(int32_t op) const { return list(touched_, op); }
   std::span<const int32_t> producers(int32_t value) const { return list(producers_, value); }
   /// The producers that may run again: the fastest first, then those that write and need the least.
@@ -36,10 +36,10 @@ struct FlatGraph {
   std::vector<int64_t> workspace;     ///< by op
   std::vector<uint8_t> once;          ///< by op: recompute is false
   std::vector<uint8_t> is_output;     ///< by value
-  /// By value: what to run to make it again, the first of makers(); -1: none may.
+  /// By value: the op to recompute it by, the first of makers(); -1 where it cannot be recomputed.
   std::vector<int32_t> maker;
-  /// By value: every maker reads only what all producers read, so that each can run wherever the value has been made
-  /// before. Other makers read what may not have been made yet, or is itself made from the value.
+  /// By value: whether every maker reads only what all producers read, so that each can run wherever the value has been
+  /// made before. Other makers may read a value that has not been made yet, or that is computed from this one.
   std::vector<uint8_t> has_sure_makers;
   std::vector<int32_t> hold_order;  ///< values that hold something, holders before what they hold
 
@@ -68,26 +68,34 @@ struct FlatGraph {
   Lists overwrites_;
 };
 
-/// A sequence of runs, by its positions, and the memory it takes when every value is dropped right after its last use
+/// A sequence of runs, by position, and the memory that it takes when every value is dropped right after its last use
 /// before it is made again and ops run in place wherever they may: what simulate() says of schedule().
 ///
-/// Any sequence in which every read comes after some run that writes the value is a valid schedule, so that a run can
-/// be added anywhere after its inputs' first runs, and any that is not the first to write something can go: lifetimes
-/// follow. assign() takes O(ids read, written and held) with small constants: it is what the search repeats.
+/// This is the bulk form of the rules of memory: drops are not given but follow from the runs, and lifetimes are derived
+/// value by value, in about half the time that core's tracker (core/memory.h) needs to apply the steps once the drops are
+/// known. It restates four of the rules, and tests compare it with the tracker and with a literal reading of the rules:
+/// - a run's moment: what is in memory before it, its outputs and its workspace, without what it overwrites (add_up());
+/// - copies: each write makes one, which is live until its last read before the next write (find_copies());
+/// - holds: a copy holds the copies that its run found or made, and these are freed no earlier (extend_held());
+/// - in place: an input that dies there and that nothing holds, outputs of the run included (overwritten()).
+///
+/// Any sequence in which every read comes after some run that writes the value is a valid schedule. A run can therefore
+/// be added anywhere after the first runs of its inputs, and any that is not the first to write something can be removed.
+/// assign() takes O(ids read, written and held) with small constants, since the search repeats it.
 class Timeline {
  public:
   static constexpr int32_t kBlock = 32;
 
-  /// When a value is read or written: positions in order.
+  /// A read or a write of a value.
   struct Event {
     int32_t position;
     bool is_write;
   };
-  /// A value's memory from the run that makes it to its last use; `freed` is later where it is held.
+  /// One copy of a value, by positions of runs.
   struct Copy {
-    int32_t born;
-    int32_t last;
-    int32_t freed;
+    int32_t born;   ///< of the run that makes it
+    int32_t last;   ///< of its last use
+    int32_t freed;  ///< `last`, or later where another copy holds it
   };
 
   explicit Timeline(const FlatGraph& flat);
@@ -101,12 +109,12 @@ class Timeline {
   int64_t time_ns() const { return time_ns_; }  ///< the largest number where the sum does not fit
   int64_t moment(int32_t position) const { return moments_[static_cast<size_t>(position)]; }
   const std::vector<int64_t>& moments() const { return moments_; }
-  /// In memory between position - 1 and position, which may be the end.
+  /// Returns the bytes in memory between the runs at position - 1 and position, which may be size().
   int64_t between(int32_t position) const { return between_[static_cast<size_t>(position)]; }
-  /// The largest moment in [first, last], in O(1); less than any where there is none.
+  /// Returns the largest moment in [first, last] in O(1), or the smallest number where that is empty.
   int64_t most(int32_t first, int32_t last) const;
 
-  /// The largest moment of the kBlock positions from one that is a multiple of kBlock.
+  /// Returns the largest moment of the kBlock positions from `position`, which is a multiple of kBlock.
   int64_t most_of_block(int32_t position) const {
     if (!has_most_) find_most();
     return block_most_[0][static_cast<size_t>(position / kBlock)];
@@ -114,21 +122,21 @@ class Timeline {
 
   std::span<const Event> events(int32_t value) const { return part(events_, event_begin_, value); }
   std::span<const Copy> copies(int32_t value) const { return part(copies_, copy_begin_, value); }
-  /// The copy in memory between position - 1 and position, or null.
+  /// Returns the copy that is current between the runs at position - 1 and position, or null.
   const Copy* alive(int32_t value, int32_t position) const {
     const std::span<const Copy> all = copies(value);
     size_t later = all.size();  // most values have few copies
     while (later > 0 && all[later - 1].born >= position) --later;
     return later > 0 && all[later - 1].last >= position ? &all[later - 1] : nullptr;
   }
-  /// The number of events before a position.
+  /// Returns the number of a value's events before a position.
   int32_t events_before(int32_t value, int32_t position) const {
     const std::span<const Event> all = events(value);
     const auto later = std::ranges::partition_point(all, [&](const Event& event) { return event.position < position; });
     return static_cast<int32_t>(later - all.begin());
   }
 
-  /// Whether all that an op reads has been made before a position.
+  /// Returns whether all inputs of an op have been made before a position.
   bool is_ready(int32_t op, int32_t position) const {
     return std::ranges::all_of(flat_->inputs(op), [&](int32_t u) {
       const std::span<const Event> all = events(u);
@@ -161,7 +169,7 @@ class Timeline {
   std::vector<Copy> copies_;  ///< up to copy_begin_.back()
   std::vector<int64_t> moments_;
   std::vector<int64_t> between_;
-  // What most() reads; made when it is first asked, since most sequences that are tried are never asked.
+  // The tables of most(), built at its first call: it is never called for most of the sequences that are tried.
   mutable bool has_most_ = false;
   mutable std::vector<int64_t> most_from_start_;          ///< of a position's block, up to it
   mutable std::vector<int64_t> most_to_end_;              ///< of a position's block, from it on

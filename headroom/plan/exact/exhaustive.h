@@ -9,18 +9,18 @@
 
 namespace headroom {
 
-/// The reference for small inputs: the fastest of *all* schedules within the budget that keep the base order of first
-/// runs, of any kind (several runs of an op, keeping anything for any time, running in place). Alternatives, which share
-/// an output, count as one op (a group, see time_bound.h): where all of a group are listed before all of another and every
-/// schedule must run both, some op of the first runs before any of the second. Ops that only an alternative needs are
-/// free to run at any time.
+/// Finds the fastest of *all* schedules within the budget that keep the base order of first runs: ops may run several
+/// times and in place, and values may be kept for any time. It is the reference for small inputs. Alternatives, which
+/// share an output, count as one op (a group, see time_bound.h): where all of a group are listed before all of another and
+/// every schedule must run both, some op of the first runs before any of the second. Ops that only an alternative needs
+/// may run at any time.
 ///
-/// Shortest path over states (what is alive, what is held, which groups have run), by A* with what must at least be
-/// computed again as the estimate: exponential. Takes graphs of
-/// at most kMostValues values that are not resident and kMostOps ops, in which nothing that holds is itself held;
-/// throws NotApplicable otherwise. kOptimal or kInfeasible, or kTimeout where request.limits.max_states states did not
-/// suffice. Without a budget: the least peak, then the least time at that peak. lower_bound_ns is the optimum itself
-/// where there is a budget, else not computed.
+/// The search is A* over states (what is alive, what is held, which groups have run; see state.h), with a lower bound on
+/// the recomputation that is still to come as the estimate. It is exponential. It takes graphs of at most kMostValues
+/// values that are not resident and kMostOps ops, in which nothing that holds is itself held, and throws NotApplicable
+/// otherwise. The status is kOptimal or kInfeasible, or kTimeout where request.limits.max_states states did not suffice.
+/// Without a budget it minimises the peak, and then the time at that peak. lower_bound_ns is the optimum itself where
+/// there is a budget, and is not computed otherwise.
 struct ExhaustiveLimits {
   static constexpr size_t kMostValues = 32;
   static constexpr size_t kMostOps = 64;
@@ -30,8 +30,8 @@ PlanResult plan_exhaustive(const Graph& graph, const PlanRequest& request);
 /// Returns whether plan_exhaustive() takes a graph.
 bool is_exhaustible(const Graph& graph);
 
-/// The same search, asked for one budget after the other. Takes and throws what plan_exhaustive() does; keeps a reference
-/// to the graph. Drops of its schedules are where the search made them, not as early as can be.
+/// The same search, for one budget after the other. Takes and throws what plan_exhaustive() does, and keeps a reference to
+/// the graph. The drops of its schedules are where the search made them, not as early as possible.
 class ExhaustiveSearch {
  public:
   explicit ExhaustiveSearch(const Graph& graph);
@@ -39,10 +39,11 @@ class ExhaustiveSearch {
   ExhaustiveSearch(const ExhaustiveSearch&) = delete;
   ExhaustiveSearch& operator=(const ExhaustiveSearch&) = delete;
 
-  /// Finds the fastest schedule within a budget that keeps the base order, where one takes less than `time_ns`. None:
-  /// there is none, or limit_reached().
+  /// Finds the fastest schedule within a budget that keeps the base order, where one takes less than `time_ns`. Returns
+  /// none where there is none, or where limit_reached().
   std::optional<Schedule> find_faster(int64_t budget_bytes, int64_t time_ns, int64_t max_states);
-  /// Finds a schedule of the smallest peak that keeps the base order, where one is below `peak_bytes`. None as above.
+  /// Finds a schedule of the smallest peak that keeps the base order, where one is below `peak_bytes`. Returns
+  /// none as above.
   std::optional<Schedule> find_smaller(int64_t peak_bytes, int64_t max_states);
   bool limit_reached() const;   ///< of the last search
   int64_t state_count() const;  ///< of the last search
