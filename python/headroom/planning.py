@@ -89,6 +89,11 @@ def too_small(
             f"{_C.format_bytes(outside_bytes)} that is there beside the model's own tensors, such as an optimizer's "
             "state, gradients of earlier steps, other models"
         )
+    elif outside_bytes < 0:
+        others.append(
+            f"{_C.format_bytes(-outside_bytes)} of the model's own tensors are not counted: import headroom before "
+            "you make the model"
+        )
     if excess_bytes > 0:
         others.append(f"{_C.format_bytes(excess_bytes)} that steps take beyond the sum of their tensors")
     if rest_bytes > 0:
@@ -104,7 +109,7 @@ def too_small(
         )
     return BudgetError(
         f"the budget {shown} cannot be kept; the smallest that can is {named}, "
-        f"{_C.format_bytes(outside)} of it outside the step{of}{largest}{hint}",
+        f"{_C.format_bytes(max(outside, 0))} of it outside the step{of}{largest}{hint}",
         smallest,
     )
 

@@ -308,3 +308,18 @@ def test_higher_order_operators_run_through_python(function: Callable[..., torch
     expected = torch.autograd.grad(function(x, weight).sum(), weight)
     found = torch.autograd.grad(headroom.compile(lambda one: function(one, weight).sum(), "1x")(x), weight)
     assert torch.equal(found[0], expected[0])
+
+
+def test_a_model_that_was_made_before_the_import_is_no_negative_number() -> None:
+    """On the CPU only what is allocated after the import is counted."""
+    script = (
+        "import torch\n"
+        "model = torch.nn.Linear(512, 512)\n"
+        "import headroom\n"
+        "headroom.compile(lambda x: model(x).sum(), 1)(torch.randn(4, 512))\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False)
+    assert "BudgetError" in done.stderr, done.stderr
+    assert "0 B of it outside the step" in done.stderr
+    assert "import headroom before you make the model" in done.stderr
+    assert "-" not in done.stderr.split("the smallest that can is")[1].split(" (")[0]
