@@ -12,7 +12,9 @@ if(PROJECT_IS_TOP_LEVEL)
   endif()
   find_program(HEADROOM_CCACHE ccache)
   if(HEADROOM_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${HEADROOM_CCACHE})
+    # Paths below this folder do not count, so that every clone and worktree shares what another one has compiled.
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=true
+        ${HEADROOM_CCACHE})
   endif()
 endif()
 if(HEADROOM_WARNINGS_AS_ERRORS)

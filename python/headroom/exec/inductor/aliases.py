@@ -20,14 +20,11 @@ def refresh_views(joint: fx.GraphModule) -> None:
     none with an output is donated to backward, which may then overwrite an output that the user still holds.
     """
     for node in joint.graph.nodes:
-        if node.op != "call_function":
-            continue
-        if node.target is operator.getitem:
-            source = node.args[0].meta.get("val")
-            if isinstance(source, (list, tuple)) and is_tensor(node.meta.get("val")):
-                node.meta["val"] = source[node.args[1]]
-        elif is_view(node.target) and _is_stale(node):
+        if node.op == "call_function" and is_view(node.target) and _is_stale(node):
             _refresh(node)
+            for user in node.users:  # of several views
+                if user.target is operator.getitem:
+                    user.meta["val"] = node.meta["val"][user.args[1]]
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -39,9 +36,11 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _is_stale(node: fx.Node) -> bool:
-    inputs = [one for one in node.all_input_nodes if is_tensor(one.meta.get("val"))]
+    inputs = [argument.meta.get("val") for argument in node.all_input_nodes]
     views = _tensors(node.meta.get("val"))
-    return bool(inputs and views) and any(_storage(one) != _storage(inputs[0].meta["val"]) for one in views)
+    if any(value is None for value in inputs) or not inputs or not views:
+        return False  # a view of a constant, which is no saved tensor
+    return is_tensor(inputs[0]) and any(_storage(view) != _storage(inputs[0]) for view in views)
 
 
 def _refresh(node: fx.Node) -> None:
