@@ -172,18 +172,18 @@ def _sizes(sizes: Sequence[object]) -> list[int]:
 def _index_limit(call: Call) -> int:
     """Returns the exclusive upper bound of the indices that the call reads, or 1 if it is not known."""
 
-    def given(position: int) -> Any:
+    def argument_at(position: int) -> Any:
         argument = call.node.args[position]
         return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
     aten = torch.ops.aten
     packet = getattr(call.node.target, "overloadpacket", None)
     if packet is aten.embedding:
-        return concrete(given(0).shape[0])
+        return concrete(argument_at(0).shape[0])
     if packet is aten.embedding_dense_backward:
-        return concrete(given(2))
+        return concrete(argument_at(2))
     if packet in (aten.gather, aten.index_select, aten.scatter, aten.scatter_add, aten.index_add):
-        return concrete(given(0).shape[given(1)]) if given(0).dim() > 0 else 1
+        return concrete(argument_at(0).shape[argument_at(1)]) if argument_at(0).dim() > 0 else 1
     return 1
 
 

@@ -55,10 +55,10 @@ def _python_call(captured: Capture, call: Call) -> _C.OpCall:
             order.setdefault(source, len(order))
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor | None]:
-        def given(source: fx.Node) -> object:
+        def value_of(source: fx.Node) -> object:
             return tensors[order[source]] if source in order else captured.constants[source]
 
-        made = node.target(*fx.node.map_arg(node.args, given), **fx.node.map_arg(node.kwargs, given))
+        made = node.target(*fx.node.map_arg(node.args, value_of), **fx.node.map_arg(node.kwargs, value_of))
         return [result if isinstance(result, torch.Tensor) else None for result in flat_results(made)]
 
     arguments = [captured.number[source] for source in order]

@@ -68,19 +68,20 @@ _CONVOLUTIONS = {aten.convolution, aten.convolution_backward}
 # more is stored. A result with a single reader may need more than one that is computed several times.
 _MOST_READS = 4
 _MOST_READS_IF_READ_ONCE = 8
-# Size of the largest allocation of a single number, as allocators round it.
+# Maximum size of the allocation of a single number, as allocators round it.
 _SCALAR_BYTES = 512
 # Share of the bytes that a step may add that is left free for what is not planned, such as partial sums, because one
 # more compilation is expensive.
 _MARGIN = 0.003
-# Share by which the estimated peak of PyTorch's own partition may exceed the budget for it still to be compiled and
+# Share of its estimated added bytes by which PyTorch's own partition may exceed the budget and still be compiled and
 # tried. The estimate for T5 on a GPU is 11 % above the real peak.
 _ESTIMATE_ERROR = 0.15
 # Up to this multiple of the smallest plan's peak, budgets are first tried with the smallest plan: measured peaks may
 # exceed simulated ones by that much (a quarter in ConvNeXt-B on a GPU).
 _NEAR_SMALLEST = 1.25
-# Upper bounds of what a loss outside the graph takes, assumed until it is measured: a few numbers, the gradients of the
-# outputs, and three times as much from which they are computed, as in the mean of squares. Cross entropy takes less.
+# Upper bounds of what a loss outside the graph takes, assumed until it is measured: this multiple of the outputs'
+# gradients, which are themselves computed from three times as much, as in the mean of squares, and this many numbers.
+# Cross entropy takes less.
 _ASSUMED_REST = 4
 _ASSUMED_NUMBERS = 4
 
