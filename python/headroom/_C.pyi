@@ -1,4 +1,4 @@
-"""The C++ side. What users need is in headroom itself."""  # noqa: N999
+"""The C++ side of headroom. What users need is in headroom itself."""  # noqa: N999
 
 from collections.abc import Callable, Sequence
 
@@ -71,7 +71,7 @@ class Simulation:
     after_bytes: list[int]
     peak_step: int
 
-def simulate(graph: Graph, schedule: Schedule) -> Simulation: ...  # throws InvalidInput for an invalid schedule
+def simulate(graph: Graph, schedule: Schedule) -> Simulation: ...  # Raises InvalidInput for an invalid schedule.
 def is_valid(graph: Graph, schedule: Schedule) -> bool: ...
 def alive_during(graph: Graph, schedule: Schedule, step: int) -> list[int]: ...
 
@@ -120,7 +120,8 @@ class Frame: ...
 class OpStep:
     def __init__(self, program: OpProgram, schedule: Schedule) -> None: ...
     def forward(self, inputs: list[object]) -> tuple[list[torch.Tensor], Frame]: ...
-    # Gradients, and whether somebody else holds one of those given, so that it is not freed or overwritten as planned.
+    # Returns the gradients, and whether other code holds one of the given gradients, which then is neither freed nor
+    # overwritten as planned.
     def backward(
         self, frame: Frame, gradients: list[torch.Tensor | None]
     ) -> tuple[list[torch.Tensor | None], bool]: ...

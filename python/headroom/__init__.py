@@ -1,6 +1,6 @@
-"""Training inside the memory that you give it."""
+"""Trains PyTorch models inside a memory budget."""
 
-import torch  # noqa: F401  (its libraries must be loaded before ours)
+import torch  # noqa: F401  (PyTorch's libraries must be loaded before ours.)
 
 try:
     from headroom import _C  # noqa: F401

@@ -1,4 +1,4 @@
-"""What users call."""
+"""The public functions of headroom."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ __all__ = ["MemoryPlan", "compile", "max_batch", "plan"]
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Any:
-    """For ``torch.compile(model, backend="headroom", options={"budget": "8GiB"})``."""
+    """Compiles a graph for ``torch.compile(model, backend="headroom", options={"budget": "8GiB"})``."""
     return _compile_graph(gm, example_inputs, _settings_of(options))
 
 
-# By options object, which is kept so that its id stays its own: torch.compile hands the same one to each of its graphs,
-# and these share one budget.
+# Settings by the id of the options dictionary that a user passed to torch.compile, which gives the same one to all
+# graphs of a model; these share one budget. The dictionary is kept so that its id stays unique.
 _settings: dict[int, tuple[dict[str, Any] | None, Settings]] = {}
 
 
@@ -79,14 +79,14 @@ class _Backend:
         return {**self.__dict__, "is_used": False}
 
     def check(self, result: object, *arguments: object) -> None:
-        """Raises where a call computed something differentiable of which nothing was captured."""
+        """Raises Unsupported if a call computed a differentiable result although nothing was captured."""
         if self.is_used:
             return
-        given = {id(leaf) for leaf in torch.utils._pytree.tree_leaves(arguments)}
+        argument_ids = {id(leaf) for leaf in torch.utils._pytree.tree_leaves(arguments)}
         for leaf in torch.utils._pytree.tree_leaves(result):
             if not isinstance(leaf, torch.Tensor) or leaf.grad_fn is None:
                 continue
-            is_passed_on = id(leaf) in given and leaf._version == 0
+            is_passed_on = id(leaf) in argument_ids and leaf._version == 0
             if not is_passed_on:
                 raise Unsupported(NOTHING_CAPTURED)
 
@@ -96,7 +96,7 @@ watch_calls(backend, _Backend)
 
 @contextlib.contextmanager
 def _unwrapped_errors() -> Iterator[None]:
-    """Raises what cannot be planned as it is, without Dynamo's error around it."""
+    """Returns a context that raises Unsupported without Dynamo's error around it."""
     try:
         yield
     except BackendCompilerFailed as error:
@@ -106,7 +106,7 @@ def _unwrapped_errors() -> Iterator[None]:
 
 
 class CompiledModule(OptimizedModule):
-    """What compile() makes of a module: torch.compile's, which also checks that something was captured."""
+    """The result of compile() for a module: torch.compile's, with a check that something was captured."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _unwrapped_errors():
@@ -144,23 +144,23 @@ def compile(  # noqa: A001
 
     budget
         Bytes (``8_000_000_000``), a size (``"8GB"``, ``"7.5GiB"``) or a share of what plain training adds (``"0.5x"``,
-        ``"50%"``). Bytes are the device's whole peak in a step, as torch reports it, with weights, gradients and all
-        that others have there. None: nothing is recomputed.
+        ``"50%"``). Bytes limit the device's whole peak in a step, as torch reports it, including weights, gradients
+        and all other memory in use. None: nothing is recomputed.
     planner
-        Which planner chooses what is recomputed: one of ``headroom planners``.
+        The planner that chooses what is recomputed: one of ``headroom planners``.
     kernels
-        ``"eager"``: PyTorch's own, with the bits of plain training; ``"inductor"``: those of torch.compile.
+        ``"eager"``: PyTorch's own kernels, with the bits of plain training; ``"inductor"``: those of torch.compile.
     reserve
-        Bytes of the budget to leave free, for instance for an optimizer's state that comes later.
+        Bytes of the budget to leave free, for instance for an optimizer's state that is allocated later.
     cache
-        Whether times of operators are kept on disk for later processes.
+        Whether measured times of operators are kept on disk for later processes.
     on_plan
-        Called with each plan that is going to be run.
+        A function that is called with each plan before it runs.
     optimizer
-        The optimizer that is going to train the model. A budget in bytes then has room for its state from the first
-        step on, in which it is not there yet.
+        The optimizer that will train the model. A budget in bytes then leaves room for its state from the first step
+        on, in which the state does not exist yet.
 
-    A budget that cannot be kept raises BudgetError in the first call, with the smallest that can.
+    A budget that is too small raises BudgetError in the first call, with the smallest feasible one.
     """
     backend = _Backend(Settings(budget, planner, kernels, reserve, cache, on_plan, optimizer))
     compiled = torch.compile(model, backend=backend, dynamic=False)
@@ -182,7 +182,7 @@ def compile(  # noqa: A001
 class MemoryPlan:
     """A plan of one step of a model. Bytes are of the whole device.
 
-    What `status` and `lower_bound_ns` say is proved is proved among schedules that keep the base order of first runs.
+    What `status` and `lower_bound_ns` prove holds among schedules that keep the base order of first runs.
     """
 
     status: str
@@ -200,17 +200,17 @@ class MemoryPlan:
     _plan: _C.Plan = field(repr=False)
 
     def within(self, budget: float | str | None) -> MemoryPlan:
-        """The same step's plan within another budget, with the same memory in use outside."""
+        """Returns a plan of the same step within another budget, with the same memory in use outside."""
         settings = dataclasses.replace(self._step.settings, budget=budget)
         return _device_plan(dataclasses.replace(self._step, settings=settings), self._outside)
 
     def curve(self, points: int = 20) -> list[tuple[int, int]]:
-        """Peaks and times of the best plans, smallest peak first."""
+        """Returns the peaks in bytes and times in nanoseconds of the best plans, smallest peak first."""
         curve = _C.plan_curve(self._step.shape(Rest()).problem, self.planner, points)
         return [(peak + self._outside, time) for peak, time in curve]
 
     def save(self, graph: str, schedule: str) -> None:
-        """The graph and the schedule as files of the command ``headroom``."""
+        """Writes the graph and the schedule to files that the command ``headroom`` reads."""
         shape = self._step.shape(Rest())
         with open(graph, "w") as file:
             file.write(shape.graph.to_json())
@@ -218,7 +218,7 @@ class MemoryPlan:
             file.write(self._plan.schedule.to_json(shape.graph))
 
     def page(self) -> str:
-        """The report page: one HTML file that needs nothing else."""
+        """Returns the report page, one self-contained HTML file."""
         shape = self._step.shape(Rest())
         nodes = [self._step.captured.calls[call].node if call >= 0 else None for call in shape.call_of_op]
         budget = None if self.budget is None else self.budget - self._outside
@@ -232,12 +232,12 @@ class MemoryPlan:
         )
 
     def report(self, path: str) -> None:
-        """Writes the report page to a file: memory through the step, what is kept when, what is alive at the peak."""
+        """Writes the report page to a file: memory through the step, lifetimes, and what is live at the peak."""
         with open(path, "w") as file:
             file.write(self.page())
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Returns the report page as an iframe, for notebooks."""
         page = html.escape(self.page(), quote=True)
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 45em; border: 0"></iframe>'
 
@@ -250,7 +250,7 @@ class MemoryPlan:
 
 
 class _Planned(Exception):
-    """Carries a captured step out of a compilation that goes no further."""
+    """Ends a compilation early and carries its captured step."""
 
     def __init__(self, step: Step) -> None:
         super().__init__("planned")
@@ -277,13 +277,13 @@ def _capture_step(model: Callable[..., Any], args: Sequence[Any], kwargs: dict[s
             raise error.inner_exception from None
     if not captured:
         raise Unsupported(NOTHING_CAPTURED)
-    return captured.pop()  # Dynamo keeps the backend, and would keep the step with it.
+    return captured.pop()  # Dynamo keeps the backend alive, which would keep the step alive.
 
 
 def _unseen(model: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that Dynamo knows nothing of yet: what it has learned of the model's own code stays as it is."""
+    """Returns a function that Dynamo has not seen, so that its state for the model's own code stays unchanged."""
 
-    model = getattr(model, "_orig_mod", model)  # what torch.compile has compiled before would be called as it is
+    model = getattr(model, "_orig_mod", model)  # A module from torch.compile would keep its own backend.
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
@@ -297,7 +297,7 @@ def _outside_now(step: Step) -> int:
 
 
 def _plan(step: Step, outside_bytes: int) -> tuple[int, _C.Plan]:
-    """The budget in the graph's terms, and the plan."""
+    """Returns the budget in the graph's terms, and the plan."""
     shape = step.shape(Rest())
     excess = Excess(step.captured.device)
     budget = step.settings.graph_budget(shape.graph, shape.store_all_bytes, outside_bytes)
@@ -332,9 +332,10 @@ def _device_plan(step: Step, outside_bytes: int) -> MemoryPlan:
 def plan(
     model: Callable[..., Any], *args: Any, budget: float | str | None = None, **options: Unpack[Options]
 ) -> MemoryPlan:
-    """The plan of a step of ``model(*args)``, without training; of its first graph, where it breaks into several.
+    """Returns the plan of a step of ``model(*args)``, without training.
 
-    What is done outside the model between its forward and its backward, such as a loss, is not in it.
+    If the model breaks into several graphs, the plan is of the first. Work outside the model between its forward and
+    its backward, such as a loss, is not included.
     """
     settings = Settings(budget=budget, **options)
     step = _capture_step(model, args, {}, settings)
@@ -349,9 +350,9 @@ def max_batch(
     most: int = 65536,
     **options: Unpack[Options],
 ) -> int:
-    """The largest batch, up to ``most``, whose step can be planned within ``budget`` bytes; 0 if none can.
+    """Returns the largest batch, up to ``most``, whose step can be planned within ``budget`` bytes, or 0.
 
-    ``make_inputs(n)`` gives the model's arguments for a batch of n. Nothing is trained, and no step is run.
+    ``make_inputs(n)`` returns the model's arguments for a batch of n. Nothing is trained, and no step is run.
     """
     settings = Settings(budget=budget, **options)
     if not isinstance(settings.budget, int):
@@ -377,5 +378,5 @@ def max_batch(
 
 
 def current_bytes(device: torch.device | str = "cpu") -> int:
-    """What tensors take on a device now: on the CPU those made since headroom was imported."""
+    """Returns the bytes of the tensors on a device now; on the CPU, of those allocated since headroom was imported."""
     return meter_of(torch.device(device)).current_bytes()

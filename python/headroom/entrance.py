@@ -1,4 +1,4 @@
-"""What is done around each call of a compiled function, whichever way it was compiled."""
+"""Watches each call of a compiled function, whichever way it was compiled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTHING_CAPTURED = (
 
 
 class _Graphs(threading.local):
-    """How many graphs of headroom's this thread has compiled or run."""
+    """Number of headroom's graphs that this thread has compiled or run."""
 
     count = 0
 
@@ -35,7 +35,7 @@ def count_graph() -> None:
 
 
 class Calls:
-    """Makes the contexts of the calls of one compiled function."""
+    """Makes the context of each call of one compiled function."""
 
     def __init__(self, *, warns: bool) -> None:
         self.may_warn = warns
@@ -43,7 +43,7 @@ class Calls:
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         before, was_strict = _graphs.count, config.fail_on_recompile_limit_hit
-        # Past its recompile limit Dynamo would run the model as it is, without a budget; that is an error here.
+        # Past its recompile limit, Dynamo would run the model uncompiled and without a budget, so that is an error.
         config.fail_on_recompile_limit_hit = True
         try:
             yield
@@ -55,12 +55,12 @@ class Calls:
 
 
 def watch_calls(warning: Any, raising: type) -> None:
-    """From now on, calls of functions that are compiled by these backends are watched.
+    """Watches the calls of functions that are compiled by these backends.
 
-    Where nothing is captured, those of the backend `warning` warn; those of the class `raising` look by themselves.
+    If nothing is captured, calls with the backend `warning` warn; backends of the class `raising` check by themselves.
 
-    torch.compile asks a backend for a context to be in while it is called, but through a wrapper that hides it. The
-    wrapper answers for our backends from now on; for others it has no such attribute, as before.
+    torch.compile asks a backend for a context around each call, but through a wrapper that hides the backend's
+    attributes. This patches the wrapper to answer for our backends; for others the attribute stays missing.
     """
 
     def context_of(self: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Plans of a captured graph: within a budget, beside the rest of its step."""
+"""Plans a captured graph within a budget, beside the rest of its step."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Planned:
-    """A plan that steps run by from now on. Bytes are what a step has at most beyond what is there before it."""
+    """A plan that later steps run. Bytes are those that a step adds at its peak to the memory in use before it."""
 
     predicted_bytes: int
     budget_bytes: int
     time_ns: int
     plain_time_ns: int
-    measured_bytes: int | None = None  # of a step tried beforehand
+    measured_bytes: int | None = None  # Measured peak of a trial; None: not tried.
     compilations: int = 1
 
 
 class BudgetError(ValueError):
-    """No plan keeps to the budget."""
+    """Raised if no plan is feasible within the budget."""
 
     def __init__(self, message: str, smallest_budget_bytes: int) -> None:
         super().__init__(message)
@@ -55,11 +55,11 @@ def too_small(
     smallest_share: float | None = None,
     is_first_of_several: bool = False,
 ) -> BudgetError:
-    """What to raise where nothing below this peak, beside what is outside the graph, can be planned.
+    """Returns the error for a budget that is below the smallest feasible peak plus the memory outside the graph.
 
-    `rest_bytes` is the peak of what is done between forward and backward, which the smallest peak includes, and
-    `excess_bytes` is what steps take beyond what plans predict. What graphs take that follow `is_first_of_several` is
-    not known.
+    `rest_bytes` is the peak of the work between forward and backward, which the smallest peak includes. `excess_bytes`
+    is what steps take beyond the prediction of their plans. If `is_first_of_several`, the memory of the graphs that
+    follow is not known.
     """
     kept_free = settings.kept_free_bytes()
     outside = outside_bytes + excess_bytes + kept_free
@@ -68,10 +68,10 @@ def too_small(
     largest = ""
     if tightest.schedule is not None:
         peak_step = _C.simulate(graph, tightest.schedule).peak_step
-        alive = _C.alive_during(graph, tightest.schedule, peak_step)
-        alive.sort(key=graph.value_bytes, reverse=True)
+        live = _C.alive_during(graph, tightest.schedule, peak_step)
+        live.sort(key=graph.value_bytes, reverse=True)
         largest = "; what holds the memory there: " + ", ".join(
-            f"{graph.value_name(one)} ({_C.format_bytes(graph.value_bytes(one))})" for one in alive[:5]
+            f"{graph.value_name(value)} ({_C.format_bytes(graph.value_bytes(value))})" for value in live[:5]
         )
     shown = _C.format_bytes(settings.budget) if isinstance(settings.budget, int) else settings.budget
     named = f"{smallest} bytes ({_C.format_bytes(smallest)})"
@@ -115,7 +115,7 @@ def too_small(
 
 
 class Shape:
-    """A captured graph with what is known of the rest of the step."""
+    """A captured graph with one rest of the step, and its plans."""
 
     def __init__(
         self, captured: Capture, calls: list[_C.OpCall], rest: Rest, settings: Settings, costs: StepCosts
@@ -132,7 +132,8 @@ class Shape:
         self.store_all_bytes = simulation.peak_bytes
         ops = [op for op, _ in store_all.steps()]
         rest_op = max(op for op, call in enumerate(self.call_of_op) if call == HANDS_ON)
-        self.held_bytes = simulation.after_bytes[ops.index(rest_op) - 1]  # after forward, where all is stored
+        # Bytes in use after forward under store-all.
+        self.held_bytes = simulation.after_bytes[ops.index(rest_op) - 1]
         self.rest_op = rest_op
 
     def _make_graph(self) -> None:
@@ -141,7 +142,7 @@ class Shape:
 
     @functools.cached_property
     def problem(self) -> _C.Problem:
-        """What is planned. It keeps the planner's front for all budgets."""
+        """Returns the planning problem, which caches the planner's Pareto front for all budgets."""
         return _C.Problem(self.graph)
 
     @functools.cached_property
@@ -153,7 +154,7 @@ class Shape:
         return _C.find_plan_without_reruns(self.problem) if self.settings.planner == "auto" else None
 
     def plan(self, budget_bytes: int) -> _C.Plan:
-        """The plan within a budget. Times are measured only where something must be recomputed."""
+        """Returns the plan within a budget. Times are measured only if something must be recomputed."""
         start = time.perf_counter()
         plan = self._without_reruns
         if plan is None or plan.peak_bytes > budget_bytes:
@@ -167,7 +168,7 @@ class Shape:
         return plan
 
     def need_times(self) -> None:
-        """Has the graph know the times of its ops."""
+        """Measures the times of the ops, unless the graph has them."""
         self.costs.need_times()
         if not self.has_times:
             self._make_graph()
@@ -180,27 +181,27 @@ class Shape:
         return self._smallest_bytes
 
 
-# Plans, and graphs with different rests of the step, that are kept of one captured graph.
+# Maximum number of plans, and of graphs with different rests of the step, that one captured graph keeps.
 _MOST_KEPT = 64
-# The part of a budget that must have become free before a step that recomputes is planned anew.
+# Share of a budget that must have become free before a step that recomputes is planned again.
 _MUCH_MORE = 0.02
 
 
 def _bound(cache: dict[Any, Any]) -> None:
-    """Forgets the oldest, where one more would be too many."""
+    """Removes the oldest entries, so that one more can be added."""
     while len(cache) >= _MOST_KEPT:
         del cache[next(iter(cache))]
 
 
 @dataclass(eq=False)
 class Step:
-    """One captured graph with its plans."""
+    """A captured graph with its plans."""
 
     captured: Capture
     calls: list[_C.OpCall]
     settings: Settings
     costs: StepCosts
-    is_cut: bool = False  # graphs of the same function follow, which are compiled when they are reached
+    is_cut: bool = False  # Whether graphs of the same function follow, which are compiled when they are reached.
     shapes: dict[Rest, Shape] = field(default_factory=dict)
     plans: dict[tuple[Rest, int], tuple[_C.Plan, _C.OpStep]] = field(default_factory=dict)
     chosen: weakref.WeakKeyDictionary[Place, Chosen] = field(default_factory=weakref.WeakKeyDictionary)
@@ -214,9 +215,9 @@ class Step:
     def plan(
         self, budget_bytes: int, rest: Rest, outside_bytes: int, excess: Excess | None = None
     ) -> tuple[_C.Plan, _C.OpStep]:
-        """The plan for a peak in the graph's own terms; each is made once.
+        """Returns the plan for a peak in the graph's own terms, cached by budget and rest.
 
-        Throws BudgetError, whose number leaves the excess free, or what is assumed of it where it is not known.
+        Raises BudgetError, whose number leaves the excess free, or the assumed excess if none has been measured.
         """
         key = (rest, budget_bytes)
         if key not in self.plans:
@@ -243,7 +244,10 @@ class Step:
         return self.plans[key]
 
     def choose(self, place: Place, before_bytes: int, device_bytes: int | None, *, is_inner: bool) -> Chosen:
-        """What to run at a place with this much on the device and this much allowed: as before, where that fits."""
+        """Returns what to run at a place, with this many bytes in use on the device and this many allowed.
+
+        The plan chosen before is kept where it fits.
+        """
         if device_bytes is None:
             rest = place.rest(1)
             measured_budget = budget = self.shape(rest).store_all_bytes
@@ -251,7 +255,7 @@ class Step:
             rest = place.fair_rest(device_bytes - before_bytes)
             budget = self.input_bytes + place.counted_excess().subtract(device_bytes - before_bytes)
             measured_budget = self.input_bytes + place.counted_excess().subtract_measured(device_bytes - before_bytes)
-            if place.over_bytes > 0:  # At the worst the smallest plan runs: it may be over for a reason of its own.
+            if place.over_bytes > 0:  # Fall back to the smallest plan: the excess may have another cause.
                 smallest = self.shape(rest).smallest_bytes()
                 budget = min(budget, max(budget - place.over_bytes, smallest))
         now = self.chosen.get(place)
@@ -262,7 +266,7 @@ class Step:
             has_more = budget - rest.peak_bytes > now.free_bytes + _MUCH_MORE * budget
             fits = now.peak_bytes is not None and now.peak_bytes <= budget
             if not fits and now.peak_bytes is not None and now.peak_bytes <= measured_budget:
-                fits = budget < self.shape(rest).smallest_bytes()  # Nothing else is more certain to fit.
+                fits = budget < self.shape(rest).smallest_bytes()  # No other plan is more certain to fit.
             if fits and not (has_more and now.recomputes()):
                 return now
         outside = before_bytes - self.input_bytes
@@ -271,7 +275,7 @@ class Step:
         except BudgetError as error:
             if not is_inner:
                 raise
-            # Those in flight did not know of it; in the next step they leave it room.
+            # The graphs in flight did not know of this one. In the next step they reserve memory for it.
             warnings.warn(f"headroom: over the budget in this step, until it is planned again: {error}", stacklevel=2)
             plan, op_step = self.plan(self.shape(rest).smallest_bytes(), rest, outside, place.counted_excess())
             return Chosen(plan, op_step, rest, rest, plan.peak_bytes, 0)
@@ -282,12 +286,12 @@ class Step:
         return now
 
     def _peak_beside(self, rest: Rest, schedule: _C.Schedule) -> int | None:
-        """The peak of a schedule that was made for another rest of the step; None: it is not valid beside this one."""
+        """Returns the peak of a schedule beside a rest of the step other than its own; None: it is invalid there."""
         graph = self.shape(rest).graph
         return _C.simulate(graph, schedule).peak_bytes if _C.is_valid(graph, schedule) else None
 
     def predicted_peaks(self, schedule: _C.Schedule, rest: Rest) -> tuple[int, int] | None:
-        """What forward and backward add at most by a schedule beside this rest; None: it is not valid beside it."""
+        """Returns the bytes that forward and backward add at their peaks, or None if the schedule is invalid here."""
         shape = self.shape(rest)
         if not _C.is_valid(shape.graph, schedule):
             return None
@@ -298,22 +302,22 @@ class Step:
 
     @functools.cached_property
     def input_bytes(self) -> int:
-        """What the graph counts as there before a step."""
+        """Returns the bytes that the graph counts as in use before a step."""
         return self.captured.resident_bytes()
 
 
 @dataclass(eq=False)
 class Chosen:
-    """What runs at a place."""
+    """The plan that runs at a place."""
 
     plan: _C.Plan
     op_step: _C.OpStep
-    rest: Rest  # that it was planned with
-    rest_fits: Rest  # that its peak was last simulated with
-    peak_bytes: int | None  # None: the schedule is not valid beside that rest
-    free_bytes: int  # of the budget that it was planned for, beside the peak of that rest
-    steps: int = 0  # that have run it
+    rest: Rest  # Rest of the step that it was planned with.
+    rest_fits: Rest  # Rest of the step that its peak was last simulated with.
+    peak_bytes: int | None  # None: the schedule is not valid beside rest_fits.
+    free_bytes: int  # Bytes of its budget beyond the peak of its rest.
+    steps: int = 0  # Steps that have run it.
 
     def recomputes(self) -> bool:
-        """Whether it takes more time than storing all."""
+        """Returns whether it takes more time than store-all."""
         return self.plan.time_ns > self.plan.base_time_ns

@@ -1,4 +1,4 @@
-"""An nn.Sequential trained inside a budget without being captured: each stage as it is, by the executor of modules."""
+"""Trains an nn.Sequential inside a budget without capturing it: the executor of modules runs each stage as it is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headroom.settings import Options, Settings
 
 @dataclasses.dataclass
 class _Autocast:
-    """Autocast as it is around a forward: stages run again outside of it."""
+    """The state of autocast in a forward, for reruns of stages outside of it."""
 
     device_type: str
     is_enabled: bool
@@ -34,12 +34,12 @@ class _Autocast:
         return _Autocast(device.type, is_enabled, torch.get_autocast_dtype(device.type))
 
     def again(self) -> contextlib.AbstractContextManager[Any]:
-        # Without its cache of cast weights, which would outlive the stage.
+        # The cache of cast weights is disabled, because it would outlive the stage.
         return torch.autocast(self.device_type, self.dtype, self.is_enabled, cache_enabled=False)
 
 
 class _Attributes:
-    """Tensors that modules hold as attributes, buffers included: a stage that replaces one cannot run again."""
+    """Tensors that modules hold as attributes, including buffers. A stage that replaces one cannot be rerun."""
 
     def __init__(self, modules: nn.Module) -> None:
         self.tensors: list[tuple[nn.Module, str, torch.Tensor]] = []
@@ -49,7 +49,7 @@ class _Attributes:
                     self.tensors.append((module, name, value))
 
     def replaced(self) -> list[tuple[nn.Module, str, torch.Tensor]]:
-        """Those that are other tensors by now."""
+        """Returns the entries whose attribute is another tensor now."""
         return [entry for entry in self.tensors if getattr(entry[0], entry[1], None) is not entry[2]]
 
     def restore(self) -> None:
@@ -62,7 +62,7 @@ def _replaces(stage: str, tensor: str) -> str:
 
 
 def _draws_of_other_libraries() -> list[Any]:
-    """Random states that are not PyTorch's, which no plan replays."""
+    """Returns the random states of other libraries than PyTorch, which reruns do not restore."""
     numpy = sys.modules.get("numpy")
     return [random.getstate(), repr(numpy.random.get_state(legacy=False)) if numpy else None]
 
@@ -92,20 +92,20 @@ def _run_to_group(
 
 
 def _groups(model: nn.Sequential, sample: torch.Tensor) -> list[list[tuple[str, nn.Module]]]:
-    """Stages joined so that each hands on one tensor, found by running them. Leaves the model and the sample alone."""
+    """Joins stages into groups that each return one tensor, by running them. Model and sample stay unchanged."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     devices = [sample.device] if sample.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=devices), _C.KeptMemory() as memory:
         try:
             return _run_to_group(model, sample, memory)
         finally:
-            for buffer, value in buffers:  # Kernels that torch.compile made write them unseen.
+            for buffer, value in buffers:  # Compiled kernels write buffers without being noticed.
                 buffer.data.copy_(value)
 
 
 @contextlib.contextmanager
 def _modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
-    """Modules in the training modes of a plan: a stage that runs again may find others."""
+    """Returns a context with modules in the training modes of a plan, which may have changed before a rerun."""
     others = [(module, module.training) for module, training in modes if module.training != training]
     for module, training in others:
         module.training = not training
@@ -152,7 +152,7 @@ class _Planned:
             [_stage_of(group, autocast) for group in groups],
             sample.detach().requires_grad_(sample.requires_grad),
         )
-        self.later_bytes = 0  # beside the step and what was there when it was measured
+        self.later_bytes = 0  # Bytes in use beside the step, above those when it was measured.
         self.plan = self._make_plan(tries=sample.device.type == "cuda")
         self.stages.forget_sample()
 
@@ -175,7 +175,7 @@ class _Planned:
         return budget - self.settings.kept_free_bytes()
 
     def expect(self, later_bytes: int) -> None:
-        """Plans again if there is more beside the step than before and a plan no longer fits."""
+        """Plans again if more memory is in use beside the step than before, and the plan no longer fits."""
         if later_bytes <= self.later_bytes:
             return
         peak = self.plan.predicted_peak_bytes + later_bytes - self.later_bytes
@@ -185,17 +185,17 @@ class _Planned:
             self.plan = self._make_plan(tries=False)
 
 
-# Measuring reads memory counters of the whole process: one plan at a time is made.
+# Measuring reads memory counters of the whole process, so only one plan is made at a time.
 _planning = threading.Lock()
 
-# Steps in which what happens between forward and backward is measured.
+# Number of steps in which the work between forward and backward is measured.
 _LEARNING_STEPS = 3
 
 
 class Sequential(nn.Module):
     """``model``, an nn.Sequential, trained inside ``budget``; for stages that torch.compile cannot capture.
 
-    Takes one tensor and gives one; stages in between may hand on anything. Each kind of input (shape, type, device,
+    It takes and returns one tensor; stages in between may pass on anything. Each kind of input (shape, type, device,
     training or not) is measured and planned at its first call. Budgets and options are those of headroom.compile(); a
     share is of what the stages themselves add, without a loss outside.
     """
@@ -212,7 +212,7 @@ class Sequential(nn.Module):
         self.register_load_state_dict_pre_hook(_add_prefix)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without plans, which a copy makes for itself."""
+        """Returns the state without plans, which a copy makes for itself."""
         return {**self.__dict__, "_plans": {}, "_rests": {}}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -236,34 +236,34 @@ class Sequential(nn.Module):
         return result
 
     def predicted_peak(self, x: torch.Tensor) -> int:
-        """The device's peak in a step on an input that has been trained on."""
+        """Returns the device's predicted peak in a step on an input that has been trained on."""
         return self._plans[self._kind_of(x)].plan.predicted_peak_bytes
 
     def _kind_of(self, x: torch.Tensor) -> tuple[Any, ...]:
         autocast = _Autocast.now(x.device)
         modules = tuple((id(module), module.training) for module in self.model.modules())
         trained = tuple(parameter.requires_grad for parameter in self.parameters())
-        # Plans hold their tensors, so that no other one gets the same id: load_state_dict(assign=True), to() and
-        # assignments replace them.
+        # Plans hold their tensors, so no other tensor gets the same id. load_state_dict(assign=True), to() and
+        # assignments replace tensors.
         tensors = tuple(id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers()))
         layout = (tuple(x.shape), x.stride(), x.dtype, x.device, x.requires_grad)
         return (tensors, *layout, modules, trained, autocast.is_enabled, autocast.dtype)
 
     def _forget_other_tensors(self, key: tuple[Any, ...]) -> None:
-        """Drops plans for parameters and buffers that the model no longer has."""
+        """Removes plans for parameters and buffers that the model no longer has."""
         for plans in (self._plans, self._rests):
             for other in [other for other in plans if other[0] != key[0]]:
                 del plans[other]
 
 
 def _remove_prefix(module: Sequential, state: dict[str, Any], prefix: str, _metadata: dict[str, Any]) -> None:
-    """Gives the state the keys of the model's own."""
+    """Renames the keys of the state to those of the model itself."""
     for key in [key for key in state if key.startswith(f"{prefix}model.")]:
         state[prefix + key.removeprefix(f"{prefix}model.")] = state.pop(key)
 
 
 def _add_prefix(module: Sequential, state: dict[str, Any], prefix: str, *_rest: Any) -> None:
-    """Takes the model's own state."""
+    """Accepts the state of the model itself."""
     stages = {name for name, _ in module.model.named_children()}
     for key in [key for key in state if key.startswith(prefix)]:
         name = key.removeprefix(prefix)
@@ -272,7 +272,7 @@ def _add_prefix(module: Sequential, state: dict[str, Any], prefix: str, *_rest: 
 
 
 class _Rest:
-    """What is done between forward and backward, beyond the output's gradient."""
+    """Memory of the work between forward and backward, beyond the output's gradient."""
 
     def __init__(self) -> None:
         self.extra_bytes = 0
@@ -286,7 +286,7 @@ class _Rest:
         after_bytes = meter.current_bytes()
 
         def learn(gradient: torch.Tensor) -> None:
-            given = _C.allocated_bytes(gradient.untyped_storage().nbytes(), gradient.device)
-            self.extra_bytes = max(self.extra_bytes, meter.peak_bytes() - after_bytes - given)
+            gradient_bytes = _C.allocated_bytes(gradient.untyped_storage().nbytes(), gradient.device)
+            self.extra_bytes = max(self.extra_bytes, meter.peak_bytes() - after_bytes - gradient_bytes)
 
         output.register_hook(learn)

@@ -1,4 +1,4 @@
-"""What users can ask for, and how a budget is written."""
+"""The user's settings, and how a budget is written."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _FORMS = (
     'a budget is a number of bytes (8_000_000_000), a size ("8GB", "7.5GiB"), a share of what plain training adds '
     '("0.5x", "50%"), or None'
 )
-# A smaller float is taken for a share that lacks its x.
+# Smallest float that is taken for bytes; a smaller one is probably a share that lacks its x.
 _LEAST_FLOAT = 1024
 
 
 def read_bytes(amount: object, name: str) -> int:
-    """A number of bytes from a number of any kind or from text like 512MB; parts of a byte are dropped."""
+    """Returns the number of bytes for a number of any kind or text like 512MB; fractions of a byte are dropped."""
     if isinstance(amount, str):
         try:
             return _C.parse_bytes(amount.strip())
@@ -47,7 +47,7 @@ def read_bytes(amount: object, name: str) -> int:
 
 
 def read_budget(budget: object) -> int | str | None:
-    """Bytes, or a share like 0.5x."""
+    """Returns a budget in bytes, or a share like 0.5x as text."""
     if budget is None:
         return None
     try:
@@ -69,7 +69,7 @@ def read_budget(budget: object) -> int | str | None:
 
 
 def _hint(text: object) -> str:
-    """For units that could be those of 1000 or of 1024."""
+    """Returns a hint for units that could be those of 1000 or of 1024."""
     unit = str(text).strip()[-1:].upper()
     if not isinstance(text, str) or unit not in "KMGT" or not unit:
         return ""
@@ -78,15 +78,16 @@ def _hint(text: object) -> str:
 
 @dataclass
 class Settings:
-    """What users can ask for."""
+    """The user's settings; headroom.compile() describes them."""
 
     budget: int | str | None = None
     planner: str = "auto"
     kernels: str = "eager"
     reserve: int | str = 0
     cache: bool = True
-    on_plan: Callable[[Planned], None] | None = None  # told of each plan that is to be run
-    optimizer: torch.optim.Optimizer | PendingState | None = None  # whose state is counted before it is there
+    on_plan: Callable[[Planned], None] | None = None  # Called with each plan before it runs.
+    # Optimizer whose state is counted before it is allocated.
+    optimizer: torch.optim.Optimizer | PendingState | None = None
 
     def __post_init__(self) -> None:
         if self.planner not in _C.planner_names():
@@ -99,7 +100,7 @@ class Settings:
             self.optimizer = PendingState(self.optimizer)
 
     def graph_budget(self, graph: _C.Graph, store_all_bytes: int, outside_bytes: int) -> int:
-        """The largest simulated peak, where this much is on the device beside the graph's values."""
+        """Returns the limit of the simulated peak, with `outside_bytes` on the device beside the graph's values."""
         if self.budget is None:
             return store_all_bytes
         if isinstance(self.budget, str):
@@ -108,16 +109,16 @@ class Settings:
         return self.limit_bytes() - outside_bytes
 
     def limit_bytes(self) -> int | None:
-        """What may be on the device now; None: the budget is no number of bytes."""
+        """Returns the limit of the bytes in use on the device now; None: the budget is no number of bytes."""
         return self.budget - self.kept_free_bytes() if isinstance(self.budget, int) else None
 
     def kept_free_bytes(self) -> int:
-        """What a budget in bytes keeps back: the reserve, and what the optimizer has yet to allocate."""
+        """Returns the bytes that a budget in bytes keeps free: the reserve, and the optimizer's state yet to come."""
         pending = 0 if self.optimizer is None else self.optimizer.missing_bytes()
         return int(self.reserve) + pending
 
     def device_bytes(self, before_bytes: int, root: Place) -> int | None:
-        """What may be on the device in a step that begins with this much there; None: no limit."""
+        """Returns the limit of the bytes in use during a step that begins with `before_bytes`; None: no limit."""
         if self.budget is None:
             return None
         if isinstance(self.budget, str):
@@ -126,7 +127,7 @@ class Settings:
 
 
 class Options(TypedDict, total=False):
-    """Settings beside the budget, as keywords of plan(), max_batch() and Sequential: see headroom.compile()."""
+    """Settings beside the budget, as keywords of plan(), max_batch() and Sequential; see headroom.compile()."""
 
     planner: str
     kernels: str

@@ -1,1 +1,1 @@
-"""How steps share a device's budget, and what lies outside of their graphs."""
+"""Shares a device's budget among steps in flight, and accounts for memory outside their graphs."""

@@ -1,4 +1,4 @@
-"""How far real peaks are above predicted ones, and what is set aside for that."""
+"""Tracks by how much measured peaks exceed predicted ones, and leaves memory free for that."""
 
 from __future__ import annotations
 
@@ -8,36 +8,39 @@ from collections import deque
 
 import torch
 
-# CUDA's caching allocator counts whole blocks, and does not split off a rest of up to 1 MiB, so that a step takes more
-# than the sum of its tensors. How much depends on what was allocated and freed before. The first share of a step's
-# bytes is set aside until that has been measured, the second afterwards.
+# Share of a step's bytes that is left free until its excess has been measured. CUDA's caching allocator counts whole
+# blocks, and does not split off a remainder of up to 1 MiB, so a step takes more than the sum of its tensors. How much
+# more depends on what was allocated and freed before.
 _ASSUMED_SHARE = 0.025
+# Share of a step's bytes that is left free once its excess has been measured, for its variation between steps.
 _VARIATION_SHARE = 0.003
-# What an error adds for that to the peak of a trial: where all else fails, a little more than necessary does not.
+# Share that an error message adds to the peak of a trial when it names a budget. It may be a little larger than
+# necessary, so that the named budget is accepted.
 _NAMED_SHARE = 0.01
-# The largest rest of a block above this size that CUDA's caching allocator does not split off.
+# Largest remainder of a block that CUDA's caching allocator does not split off, for blocks above this size.
 _UNSPLIT_BYTES = 1 << 20
-# Measured steps that count: what only a first step takes, such as a library's workspace, is forgotten.
+# Number of measured steps that count, so that memory that only a first step takes, such as a library's workspace, is
+# forgotten.
 _COUNTED_STEPS = 2
 
 
 def assumed_bytes(allocated_bytes: int, device: torch.device) -> int:
-    """Returns what tensors of this size that are yet to be made may take on the device."""
+    """Returns the bytes that tensors of this size may take on the device once they are allocated."""
     return math.ceil(allocated_bytes * (1 + _ASSUMED_SHARE)) if counts_whole_blocks(device) else allocated_bytes
 
 
 def block_slack_bytes(tensor_bytes: int, device: torch.device) -> int:
-    """Returns how much larger the block of one tensor may be than the tensor."""
+    """Returns by how many bytes the block of a tensor may exceed the tensor."""
     return _UNSPLIT_BYTES if tensor_bytes > _UNSPLIT_BYTES and counts_whole_blocks(device) else 0
 
 
 def varied_bytes(measured_bytes: int, device: torch.device) -> int:
-    """Returns what a step may take that took so much when it was tried."""
+    """Returns the bytes that a step may take if it took `measured_bytes` in its trial."""
     return math.ceil(measured_bytes * (1 + _VARIATION_SHARE)) if counts_whole_blocks(device) else measured_bytes
 
 
 def named_bytes(measured_bytes: int, device: torch.device) -> int:
-    """Returns what to ask for so that a step is accepted that took so much when it was tried."""
+    """Returns the bytes to ask for so that a step that took `measured_bytes` in its trial is accepted."""
     return math.ceil(measured_bytes * (1 + _NAMED_SHARE)) if counts_whole_blocks(device) else measured_bytes
 
 
@@ -51,7 +54,7 @@ def counts_whole_blocks(device: torch.device) -> bool:
 
 
 class Excess:
-    """What steps take beyond what their plans predict, at one place."""
+    """Bytes by which the steps of one graph exceed their predicted peaks."""
 
     def __init__(self, device: torch.device) -> None:
         self.has_slack = counts_whole_blocks(device)
@@ -62,24 +65,24 @@ class Excess:
         return max(self.measured_bytes, default=0)
 
     def measure(self, excess_bytes: int) -> None:
-        """Takes note of a step whose peak was this far above its prediction, or below if negative."""
+        """Records a step whose peak exceeded its prediction by this many bytes; negative numbers count as 0."""
         self.measured_bytes.append(max(excess_bytes, 0))
 
     def add(self, planned_bytes: int) -> int:
-        """Returns what a step may really take that is planned to add so many bytes."""
+        """Returns the bytes that a step may really take if it is planned to add `planned_bytes`."""
         return math.ceil(planned_bytes * (1 + self._share())) + self.largest_bytes()
 
     def name(self, planned_bytes: int) -> int:
-        """Returns what to ask for so that a step with this plan keeps to it, also once the excess is measured."""
+        """Returns the bytes to ask for so that a step with this plan fits, also once the excess has been measured."""
         share = 0.0 if self.measured_bytes or not self.has_slack else _VARIATION_SHARE
         return self.add(planned_bytes) + math.ceil(share * planned_bytes)
 
     def subtract_measured(self, available_bytes: int) -> int:
-        """Returns what a plan may add so that it is within what is available if it takes what it took before."""
+        """Returns the bytes that a plan may add to stay within what is available, if the excess is as measured."""
         return available_bytes - self.largest_bytes() if self.measured_bytes else self.subtract(available_bytes)
 
     def subtract(self, available_bytes: int) -> int:
-        """Returns what a step may be planned to add, so that it really adds no more than is available."""
+        """Returns the bytes that a step may be planned to add so that it really adds no more than is available."""
         return math.floor((available_bytes - self.largest_bytes()) / (1 + self._share()))
 
     def _share(self) -> float:

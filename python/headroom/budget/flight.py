@@ -1,15 +1,15 @@
 """Steps in flight on one device, and how they share a budget.
 
-Between a graph's forward and its backward other things happen on the device: other graphs of the model, further
-forwards, a loss outside the graph. To a plan that is one op, the rest of the step (capture.Rest). What it has is
-learned in the first steps, until three in a row agree, and now and then later; graphs that run in it are known by
-their own plans, and forgotten if they have not come for a while. Where there is more memory than the
-smallest plans need, each graph gets the same share of the way from its smallest plan to storing all.
+Between a graph's forward and its backward, other work runs on the device: other graphs of the model, further forwards,
+a loss outside the graph. In a plan all of that is one op, the rest of the step (step_graph.Rest). Its memory is
+measured in the first steps, until three in a row agree, and occasionally later. Graphs that run in the rest are known
+by their own plans, and are forgotten if they have not run for a while. If there is more memory than the smallest plans
+need, each graph gets the same share of the distance from its smallest plan to store-all.
 
-Measured steps also say how far real peaks are above predicted ones (excess.Excess), which later plans leave free.
+Measured steps also show by how much real peaks exceed predicted ones (excess.Excess). Later plans leave that free.
 
 Only graphs of one compiled model (one Settings object) that one thread has entered share a budget: they are a Stack.
-What other stacks do on the device at the same time is not learned as part of a step.
+What other stacks do on the device at the same time is not counted as part of a step.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ from headroom.graph.step_graph import Rest
 if TYPE_CHECKING:
     from headroom.planning import Chosen, Step
 
-# Steps that must agree about the rest, and in how many it is measured at most. A measurement starts the device's one
-# peak anew, so it must end.
+# Number of consecutive steps that must agree about the rest of the step.
 _LEARNING_STEPS = 3
+# Maximum number of steps in which the rest is measured. Each measurement resets the device's only peak counter.
 _MOST_LEARNING_STEPS = 10
-# How far apart measurements may be that agree.
+# Largest relative difference between measurements that agree.
 _AGREEMENT = 0.02
-# Steps after which a graph that comes no more is forgotten, and the rest of a step that recomputes is measured again.
+# Number of steps without a graph after which it is forgotten, and after which the rest of a step that recomputes is
+# measured again.
 _REMEMBERED_STEPS = 32
-# Steps in which the peak of a new plan is measured.
+# Number of first steps of a new plan in which its peak is measured.
 _MEASURED_STEPS = 2
+# Resolution of fair shares: a share is rounded down to a multiple of 1 / _SHARE_STEPS.
 _SHARE_STEPS = 64
 
 
@@ -54,9 +56,9 @@ _NO_EXCESS = Excess(torch.device("cpu"))
 
 
 def _asked_once(method: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Keeps what a method of a place returns until something is learned.
+    """Caches what a method of Place returns until something is learned.
 
-    Each asks several others of the graphs in it, so that the work would double with every graph in flight.
+    Each of these methods asks several others for every inner graph, so the work would double with each graph in flight.
     """
 
     @functools.wraps(method)
@@ -74,38 +76,40 @@ def _asked_once(method: Callable[..., Answer]) -> Callable[..., Answer]:
 
 @dataclass(eq=False)
 class Place:
-    """A graph behind those that are in flight when it is entered, and what is known of it there."""
+    """A graph behind the graphs that are in flight when it is entered, and what was learned of it there."""
 
     step: Step
-    inner: dict[Step, Place] = field(default_factory=dict)  # what has been entered next while it was in flight
+    # Graphs that were entered next while this one was in flight.
+    inner: dict[Step, Place] = field(default_factory=dict)
     forwards: int = 0
-    seen_at: int = 0  # the number of the outer graph's forward in which it was entered last
-    gaps: deque[int] = field(default_factory=lambda: deque(maxlen=_LEARNING_STEPS))  # see gap_bytes
-    rests: deque[Rest] = field(default_factory=lambda: deque(maxlen=_LEARNING_STEPS))  # the last that were measured
-    watches: int = 0  # measurements that have begun
-    watched_at: int = 0  # the number of the forward at which a measurement began last
-    crossed_at: int | None = None  # the forward whose backward came last while graphs in it were still in flight
-    over_bytes: int = 0  # to leave free so that its steps, which were over their limit, keep to it
+    seen_at: int = 0  # Number of the outer graph's forward in which it was entered last.
+    gaps: deque[int] = field(default_factory=lambda: deque(maxlen=_LEARNING_STEPS))  # See gap_bytes.
+    rests: deque[Rest] = field(default_factory=lambda: deque(maxlen=_LEARNING_STEPS))  # Last measured rests.
+    watches: int = 0  # Measurements that have begun.
+    watched_at: int = 0  # Number of the forward at which the last measurement began.
+    crossed_at: int | None = None  # Number of the last forward whose backward came while graphs in it were in flight.
+    over_bytes: int = 0  # Bytes to leave free, because earlier steps exceeded their limit by that.
     excess: Excess = field(init=False)
-    answers: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # of methods, since something was learned last
-    answered_at: int = -1
-    learned: ClassVar[int] = 0  # how often something has been learned of any place
+    # Cached results of methods, by name and arguments.
+    answers: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    answered_at: int = -1  # Value of `learned` for which `answers` are valid.
+    learned: ClassVar[int] = 0  # Number of times that something was learned of any place.
 
     def __post_init__(self) -> None:
         self.excess = Excess(self.step.captured.device)
 
     def counted_excess(self) -> Excess:
-        """What to leave free of a budget in bytes. A share is of simulated bytes: nothing is left free of it."""
+        """Returns the excess to leave free: none if the budget is a share, which is of simulated bytes."""
         return self.excess if isinstance(self.step.settings.budget, int) else _NO_EXCESS
 
     @property
     def gap_bytes(self) -> int:
-        """What was made between the forward before it and its own."""
+        """Returns the bytes that were allocated between the forward of the outer graph and this one's."""
         return max(self.gaps, default=0)
 
     @property
     def own_rest(self) -> Rest:
-        """The rest but for the graphs in it."""
+        """Returns the measured rest of the step, without the graphs in it."""
         peak = max([rest.peak_bytes for rest in self.rests], default=0)
         left = max([rest.left_bytes for rest in self.rests], default=0)
         tail = max([rest.tail_bytes for rest in self.rests], default=0)
@@ -115,18 +119,18 @@ class Place:
     def rest(self, share: float) -> Rest:
         own = self.own_rest
         recent = self._recent_inner()
-        inner = max([one.gap_bytes + one.added_bytes(share) for one in recent], default=0)
+        inner = max([place.gap_bytes + place.added_bytes(share) for place in recent], default=0)
         left = own.left_bytes
         if self.crossed_at is not None and self.crossed_at + _REMEMBERED_STEPS >= self.forwards:
-            left += max([one.gap_bytes + one.held_bytes(share) for one in recent], default=0)
-            left = max(left, 0)  # Between two forwards more may be freed than the second one holds.
+            left += max([place.gap_bytes + place.held_bytes(share) for place in recent], default=0)
+            left = max(left, 0)  # Between two forwards, more may be freed than the second one holds.
         return own._replace(peak_bytes=max(own.peak_bytes, inner, left), left_bytes=left)
 
     def _recent_inner(self) -> list[Place]:
-        return [one for one in self.inner.values() if one.seen_at + _REMEMBERED_STEPS >= self.forwards]
+        return [place for place in self.inner.values() if place.seen_at + _REMEMBERED_STEPS >= self.forwards]
 
     def is_learning(self, *, recomputes: bool, plan_steps: int) -> bool:
-        """Whether to measure this step, in which its plan has run `plan_steps` times before."""
+        """Returns whether to measure this step, whose plan has run in `plan_steps` steps before."""
         if self.forwards - self.watched_at >= _REMEMBERED_STEPS:
             return recomputes and bool(self.rests)
         if plan_steps < _MEASURED_STEPS and self.watches < _MOST_LEARNING_STEPS:
@@ -137,18 +141,18 @@ class Place:
         return max(peaks) > (1 + _AGREEMENT) * min(peaks) and self.watches < _MOST_LEARNING_STEPS
 
     def added_bytes(self, share: float) -> int:
-        """What it adds to what was there before it, its excess and the graphs in it included.
+        """Returns the bytes that the graph adds to the memory in use before it, with its excess and the graphs in it.
 
-        A share of 0 is its smallest plan, of 1 storing all.
+        A share of 0 stands for its smallest plan, a share of 1 for store-all.
         """
-        least = self.smallest_bytes() if share < 1 else 0
-        most = self.store_all_bytes() if share > 0 else 0
-        return round((1 - share) * least + share * most)
+        smallest = self.smallest_bytes() if share < 1 else 0
+        store_all = self.store_all_bytes() if share > 0 else 0
+        return round((1 - share) * smallest + share * store_all)
 
     @_asked_once
     def held_bytes(self, share: float) -> int:
-        """What it and the graphs in it hold at most while they wait for their backwards."""
-        inner = max([one.gap_bytes + one.held_bytes(1) for one in self._recent_inner()], default=0)
+        """Returns an upper bound of the bytes that it and the graphs in it hold while they wait for their backwards."""
+        inner = max([place.gap_bytes + place.held_bytes(1) for place in self._recent_inner()], default=0)
         return min(self.step.shape(self.rest(1)).held_bytes - self.step.input_bytes + inner, self.added_bytes(share))
 
     @_asked_once
@@ -160,27 +164,29 @@ class Place:
         return self.counted_excess().add(self.step.shape(self.rest(1)).store_all_bytes - self.step.input_bytes)
 
     def fair_rest(self, available_bytes: int) -> Rest:
-        """The rest where this graph and those in it share that. Whatever fits the smallest plans fits so."""
+        """Returns the rest of the step if all graphs share the available bytes; it fits if the smallest plans do."""
         if not self.inner:
             return self.rest(0)
-        most = self.store_all_bytes()
-        if available_bytes >= most:
+        store_all = self.store_all_bytes()
+        if available_bytes >= store_all:
             return self.rest(1)
-        least = self.smallest_bytes()
-        share = min(1.0, max(0.0, (available_bytes - least) / max(most - least, 1)))
-        # In steps, so that small changes of what is outside change no plan.
+        smallest = self.smallest_bytes()
+        share = min(1.0, max(0.0, (available_bytes - smallest) / max(store_all - smallest, 1)))
+        # The share is rounded down, so that small changes of the memory outside do not change the plan.
         return self.rest(math.floor(share * _SHARE_STEPS) / _SHARE_STEPS)
 
 
 class Inputs:
     """The storages of a forward's inputs.
 
-    A plan counts inputs as live for the whole step. Where it does not need one in backward, and nobody else does, that
-    one is freed in the rest of the step; by another plan it might not be.
+    A plan counts inputs as live for the whole step. An input that backward does not need, and that nobody else holds,
+    is freed in the rest of the step. Under another plan it might be needed, so it must not lower the measured rest.
     """
 
     def __init__(self, arguments: Iterable[object]) -> None:
-        tensors = [one for one in arguments if isinstance(one, torch.Tensor) and one.layout is torch.strided]
+        tensors = [
+            tensor for tensor in arguments if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+        ]
         storages = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in tensors)}
         self._storages = [(StorageWeakRef(storage), storage.nbytes()) for storage in storages.values()]
 
@@ -193,22 +199,22 @@ class Inputs:
 
 @dataclass(eq=False)
 class Flight:
-    """One forward that waits for its backward."""
+    """A forward that waits for its backward."""
 
     place: Place
     chosen: Chosen
     frame: _C.Frame
     stack: Stack
-    root_before_bytes: int  # on the device before the first of those in flight
-    limit_bytes: int | None  # on the device, by the budget
-    before_bytes: int  # on the device before its forward
-    forward_peak_bytes: int  # on the device during its forward, if that was measured
-    after_bytes: int  # on the device after its forward
+    root_before_bytes: int  # Bytes in use on the device before the outermost flight's forward.
+    limit_bytes: int | None  # Limit of the bytes in use on the device.
+    before_bytes: int  # Bytes in use on the device before this forward.
+    forward_peak_bytes: int  # Peak of the device during this forward, if it was measured.
+    after_bytes: int  # Bytes in use on the device after this forward.
     root: Place
-    is_alone: bool  # no other stack has run on the device since its forward
-    is_learning: bool  # its step is to be measured
-    inputs: Inputs  # of its forward, that are alive after it
-    peak_bytes: int = 0  # of its rest, so far
+    is_alone: bool  # Whether no other stack has run on the device since this forward.
+    is_learning: bool  # Whether this step is measured.
+    inputs: Inputs  # Inputs of this forward that are live after it.
+    peak_bytes: int = 0  # Peak so far of the rest of this step, above after_bytes.
 
 
 class Stack:
@@ -218,7 +224,7 @@ class Stack:
         self._flights: list[weakref.ref[Flight]] = []
 
     def flights(self) -> list[Flight]:
-        """Those that still wait for their backward. What nobody will differentiate any more is gone."""
+        """Returns the flights that still wait for their backward. Flights whose graph was freed are removed."""
         self._flights = [reference for reference in self._flights if reference() is not None]
         return [flight for reference in self._flights if (flight := reference()) is not None]
 
@@ -230,7 +236,7 @@ class Stack:
 
 
 class Device:
-    """What is in flight on a device. Threads take turns by its lock, except while they run operators."""
+    """The flights on a device. Threads hold its lock except while they run operators."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -238,28 +244,28 @@ class Device:
             _make_workspaces(device)
         self.meter = _C.Meter(device)
         self.lock = threading.RLock()
-        self.stacks: dict[tuple[int, int], Stack] = {}  # by thread and Settings object, while they have flights
+        self.stacks: dict[tuple[int, int], Stack] = {}  # By thread and Settings object, while they have flights.
         self.roots: weakref.WeakKeyDictionary[Step, Place] = weakref.WeakKeyDictionary()
-        self.watched: Stack | None = None  # since resume(), the peak is of the rest of its innermost flight
-        self.tail: object | None = None  # stands for the backward after which the peak is being measured
+        self.watched: Stack | None = None  # Stack whose innermost flight's rest has been measured since resume().
+        self.tail: object | None = None  # Stands for the backward after which the peak is measured.
 
     def stack_of(self, step: Step) -> Stack:
-        """This thread's stack of the step's model. Those of others without flights are forgotten."""
+        """Returns this thread's stack of the step's model. Stacks of others without flights are forgotten."""
         key = (threading.get_ident(), id(step.settings))
         self.stacks = {other: stack for other, stack in self.stacks.items() if other == key or stack.flights()}
         return self.stacks.setdefault(key, Stack())
 
     def pause(self) -> None:
-        """From here on the peak is no longer that of a flight's rest."""
+        """Ends the measurement of a flight's rest."""
         self.tail = None
         flights = [] if self.watched is None else self.watched.flights()
         self.watched = None
-        # Where the innermost one has been freed without a backward, the peak is that of the one around it.
+        # If the innermost flight was freed without a backward, the peak belongs to the flight around it.
         if flights:
             flights[-1].peak_bytes = max(flights[-1].peak_bytes, self.meter.peak_bytes() - flights[-1].after_bytes)
 
     def resume(self) -> None:
-        """Watches the innermost flight, where there is one stack alone."""
+        """Measures the rest of the innermost flight, if there is only one stack."""
         flights = self._flights()
         if not flights or any(flight.stack is not flights[-1].stack for flight in flights):
             return
@@ -341,7 +347,7 @@ class Device:
         return results
 
     def _begin_tail(self, place: Place) -> None:
-        """Measures what autograd takes from here to the end of its backward, where no other graph is in flight."""
+        """Measures what autograd allocates from here to the end of its backward, if no other graph is in flight."""
         if self._flights():
             return
         tail = self.tail = object()
@@ -359,10 +365,10 @@ class Device:
         torch.autograd.Variable._execution_engine.queue_callback(end_tail)
 
     def _learn_excess(self, flight: Flight, backward_peak_bytes: int, *, has_inner: bool) -> None:
-        """Learns what a flight took beyond what its plan predicts beside the rest that there was, and beyond its limit.
+        """Records by how much a flight exceeded its plan's prediction, beside the measured rest, and its limit.
 
-        Of graphs that are still in flight the prediction does not know how much they hold. In the first step that is
-        measured, the limit may be exceeded by a rest that was not known.
+        There is no prediction if inner graphs are still in flight, because it is not known how much they hold. In the
+        first measured step, the rest was not known yet, so exceeding the limit does not count.
         """
         place = flight.place
         predicted = None if has_inner else place.step.predicted_peaks(flight.chosen.plan.schedule, place.rests[-1])
@@ -380,8 +386,10 @@ class Device:
                 )
 
     def _end_rest(self, flight: Flight, gradients: list[torch.Tensor | None]) -> bool:
-        """Takes the flight off its stack, and learns what the rest of the step left. Returns whether graphs that were
-        entered after it are still in flight."""
+        """Removes the flight from its stack and records what the rest of the step left.
+
+        Returns whether graphs that were entered after it are still in flight.
+        """
         self.pause()
         self._disturb_others(flight.stack)
         flights = flight.stack.flights()
@@ -410,7 +418,7 @@ class Device:
         return [flight for stack in self.stacks.values() for flight in stack.flights()]
 
     def _disturb_others(self, stack: Stack) -> bool:
-        """Notes that this stack runs beside others; whether there are none."""
+        """Marks the flights of other stacks as not alone, and returns whether there are none."""
         others = [flight for flight in self._flights() if flight.stack is not stack]
         for flight in others:
             flight.is_alone = False
@@ -418,7 +426,7 @@ class Device:
 
 
 def _make_workspaces(device: torch.device) -> None:
-    """Has cuBLAS allocate what it keeps for this thread and for autograd's, so that no step's peak includes it."""
+    """Makes cuBLAS allocate its workspaces for this thread and for autograd's, so that no step's peak includes them."""
     with torch.enable_grad():
         for dtype in (torch.float32, torch.bfloat16):
             weight = torch.ones(16, 16, device=device, dtype=dtype, requires_grad=True)
@@ -438,7 +446,7 @@ def flights_on(device: torch.device) -> Device:
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Around work that no later step does."""
+    """Returns a context for work that no later step repeats, whose memory is not measured."""
     devices = list(_devices.values())
     for device in devices:
         with device.lock:

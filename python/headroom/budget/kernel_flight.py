@@ -1,4 +1,4 @@
-"""Forwards of Inductor's steps that wait for their backwards, and what is measured of them."""
+"""Forwards of Inductor's steps that wait for their backwards, and their measurements."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 
 class Flight:
-    """One forward that waits for its backward, which may run on another thread."""
+    """A forward that waits for its backward, which may run on another thread."""
 
     def __init__(self, kernels: Kernels, chosen: Chosen, device: torch.device, *, is_watched: bool) -> None:
         self.kernels = kernels
         self.chosen = chosen
         self.device = device
         self.before_bytes = meter_of(device).current_bytes()
-        self.after_bytes = self.before_bytes  # on the device after forward
+        self.after_bytes = self.before_bytes  # Bytes in use on the device after forward.
         self.meter = _C.Meter(device) if is_watched else None
         self.is_paused = False
-        self.is_backward = False  # its backward has begun
-        self.thread = threading.get_ident()  # of its forward
-        self.peak_bytes = 0  # on the device, as far as it was noted, in this part of the step
+        self.is_backward = False  # Whether its backward has begun.
+        self.thread = threading.get_ident()  # Thread of its forward.
+        self.peak_bytes = 0  # Largest recorded peak of the device in the current part of the step.
         self.forward_peak_bytes = 0
         self.rest = Rest()
-        self.node: weakref.ref[Any] | None = None  # of autograd: its backward
+        self.node: weakref.ref[Any] | None = None  # Autograd's node for its backward.
         if is_watched:
             with _watched_lock:
                 _watched.add(self)
@@ -48,33 +48,33 @@ class Flight:
         _in_flight().append(self)
         if self.meter is not None:
             self.forward_peak_bytes = self.take_peak()
-        # A hook that is called after it would have the engine hold the gradients that it is given.
+        # A post hook would make the engine hold the gradients that the hook is given.
         node.register_prehook(self.begin_backward)
 
     def is_alive(self) -> bool:
         return self.node is not None and self.node() is not None
 
     def begin_backward(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Notes what was done since forward, and what that left.
+        """Records the peak since forward and the bytes that were left.
 
-        Waits for no lock that is held for long: on a GPU one thread runs the backwards of all, a trial's included.
+        It waits only for locks that are held briefly: on a GPU one thread runs all backwards, including a trial's.
         """
-        self.node = None  # What keeps the results keeps no flight.
+        self.node = None  # What keeps the results alive must not keep the flight.
         if self.meter is None or self.is_backward:
             return
         with _watched_lock:
-            others = [one for one in _watched if one.is_backward and one.thread == self.thread]
+            others = [flight for flight in _watched if flight.is_backward and flight.thread == self.thread]
         for other in others:
             other.end()
-        given = _C.storage_bytes(list(gradients))
-        peak = max(self.take_peak() - self.after_bytes, given)
-        left = meter_of(self.device).current_bytes() - self.after_bytes - given
+        gradient_bytes = _C.storage_bytes(list(gradients))
+        peak = max(self.take_peak() - self.after_bytes, gradient_bytes)
+        left = meter_of(self.device).current_bytes() - self.after_bytes - gradient_bytes
         self.rest = Rest(peak, max(left, 0))
         self.is_backward = True
         torch.autograd.Variable._execution_engine.queue_callback(self.end)
 
     def end(self) -> None:
-        """Called when all of backward has run, or before the next graph's."""
+        """Ends the measurement, when all of backward has run or before the next graph's backward."""
         if self.meter is None:
             return
         backward_peak = self.take_peak()
@@ -83,12 +83,12 @@ class Flight:
             _watched.discard(self)
         known = self.before_bytes + self.chosen.trial.added_bytes
         left = self.rest.left_bytes
-        # Copies of gradients that come in another layout than in the trial, for instance.
+        # Bytes that the trial did not have, for instance copies of gradients that come in another layout than there.
         unknown = max(self.forward_peak_bytes - known, backward_peak - known - left, 0)
         self.kernels.learned.append(self.rest._replace(left_bytes=left + unknown))
 
     def take_peak(self) -> int:
-        """Returns the peak of the part of the step that ends here."""
+        """Returns the peak of the part of the step that ends here, and starts the next part."""
         note_peaks()
         peak, self.peak_bytes = self.peak_bytes, 0
         return peak
@@ -106,7 +106,7 @@ class Flight:
 
 _threads = threading.local()
 _trials_lock = threading.RLock()
-_watched: weakref.WeakSet[Flight] = weakref.WeakSet()  # in all threads
+_watched: weakref.WeakSet[Flight] = weakref.WeakSet()  # Flights of all threads.
 _watched_lock = threading.Lock()
 
 
@@ -118,16 +118,16 @@ def _in_flight() -> list[Flight]:
 
 
 def flights_of_this_thread(settings: Settings, device: torch.device) -> list[Flight]:
-    """Returns those that share a budget on the device: graphs of one compiled model, which have one Settings object."""
+    """Returns this thread's flights that share a budget: of one compiled model, which has one Settings object."""
     flights = _in_flight()
-    flights[:] = [one for one in flights if one.is_alive()]
-    return [one for one in flights if one.device == device and one.kernels.settings is settings]
+    flights[:] = [flight for flight in flights if flight.is_alive()]
+    return [flight for flight in flights if flight.device == device and flight.kernels.settings is settings]
 
 
 def note_peaks() -> None:
-    """Notes the peaks of all flights that are watched, and starts them anew: on a GPU they are one and the same."""
+    """Records the peaks of all watched flights and resets them together: on a GPU they share one counter."""
     with _watched_lock:
-        flights = [one for one in _watched if not one.is_paused]
+        flights = [flight for flight in _watched if not flight.is_paused]
     for flight in flights:
         flight.pause()
     for flight in flights:
@@ -136,13 +136,13 @@ def note_peaks() -> None:
 
 @contextlib.contextmanager
 def watches_paused() -> Iterator[None]:
-    """Around compilations and trials, which no later step does: they count in no peak that is measured meanwhile.
+    """Returns a context for compilations and trials, whose memory counts in no measured peak.
 
-    One thread at a time is in it, as trials measure memory too.
+    No later step repeats that memory. Only one thread at a time is in the context, since trials measure memory too.
     """
     with _trials_lock:
         with _watched_lock:
-            flights = [one for one in _watched if not one.is_paused]
+            flights = [flight for flight in _watched if not flight.is_paused]
         for flight in flights:
             flight.pause()
         try:
@@ -153,12 +153,12 @@ def watches_paused() -> Iterator[None]:
 
 
 def compiled_node(tensors: Sequence[Any], histories: set[Any]) -> Any:
-    """Returns the node of autograd that stands for a compiled graph which made some of these tensors.
+    """Returns the autograd node of the compiled graph that computed some of these tensors, or None.
 
-    Results may be views, which have nodes of their own in front of it. `histories` are the nodes of the graph's
-    arguments: what is behind them was there before.
+    Results may be views, whose own nodes come before it. `histories` are the nodes of the graph's arguments: nodes
+    behind them are older than the graph.
     """
-    stack = [one.grad_fn for one in tensors if is_tensor(one)]
+    stack = [tensor.grad_fn for tensor in tensors if is_tensor(tensor)]
     seen = set(histories) | {None}
     while stack:
         node = stack.pop(0)

@@ -1,4 +1,4 @@
-"""The meters of devices."""
+"""The memory meters of devices."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def meter_of(device: torch.device) -> _C.Meter:
     return _C.Meter(device)
 
 
-# From here on every tensor on the CPU is counted.
+# Create the CPU's meter at import, since it counts only tensors that are allocated from then on.
 meter_of(torch.device("cpu"))

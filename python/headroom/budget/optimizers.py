@@ -1,4 +1,4 @@
-"""The bytes of an optimizer's state that its first step has yet to make."""
+"""Computes the bytes of an optimizer's state that its first step has yet to allocate."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from headroom.budget.excess import assumed_bytes
 
 
 class PendingState:
-    """What an optimizer is going to allocate in its first step, on the device of its parameters."""
+    """State that an optimizer is going to allocate in its first step, on the device of its parameters."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer: expected a torch.optim.Optimizer, found {optimizer!r}")
-        self.optimizer = weakref.ref(optimizer)  # What is compiled must not keep a state alive.
-        self.expected_bytes: int | None = None  # None: not asked yet
+        self.optimizer = weakref.ref(optimizer)  # A compiled model must not keep the state alive.
+        self.expected_bytes: int | None = None  # None: not computed yet.
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PendingState) and self.optimizer == other.optimizer
@@ -32,11 +32,11 @@ class PendingState:
         return hash(self.optimizer)
 
     def __getstate__(self) -> dict[str, object]:
-        """Without the optimizer, of which a copy is another one."""
+        """Returns the state without the optimizer, because a copy of the optimizer is another one."""
         return {"optimizer": _nobody, "expected_bytes": 0}
 
     def missing_bytes(self) -> int:
-        """Returns how much of the state is not there yet; 0 from the first time on that all is."""
+        """Returns the bytes of the state that are not allocated yet; always 0 once all have been."""
         optimizer = self.optimizer()
         if optimizer is None:
             return 0
@@ -52,7 +52,7 @@ class PendingState:
 
 
 def _nobody() -> None:
-    """Stands for an optimizer that is no more."""
+    """Stands for an optimizer that has been freed."""
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -60,12 +60,15 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def _stepped(optimizer: Optimizer) -> Optimizer:
-    """Returns a copy of the optimizer that has made a step on stand-ins without memory."""
+    """Returns a copy of the optimizer after one step on fake tensors, which have no memory."""
     with _disable_current_modes():
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         groups = []
         for group in optimizer.param_groups:
-            fakes = [mode.from_tensor(one.detach()).requires_grad_(one.requires_grad) for one in group["params"]]
+            fakes = [
+                mode.from_tensor(parameter.detach()).requires_grad_(parameter.requires_grad)
+                for parameter in group["params"]
+            ]
             groups.append({**group, "params": fakes})
         stand_in = copy.copy(optimizer)
         stand_in.state = type(optimizer.state)(optimizer.state.default_factory)
@@ -80,7 +83,7 @@ def _stepped(optimizer: Optimizer) -> Optimizer:
                 made = len(stand_in.state)
                 try:
                     type(optimizer).step(stand_in)
-                except Exception as error:  # Some ask for numbers, which stand-ins do not have, once the state is made.
+                except Exception as error:  # Some read values, which fakes lack, after making the state.
                     if len(stand_in.state) == made:
                         name = type(optimizer).__name__
                         raise ValueError(
@@ -91,7 +94,7 @@ def _stepped(optimizer: Optimizer) -> Optimizer:
 
 
 def _state_bytes(optimizer: Optimizer) -> int:
-    """Returns the allocated bytes of the state's tensors on the devices of their parameters."""
+    """Returns the allocated bytes of the state's tensors that are on the devices of their parameters."""
     storages: dict[int, int] = {}
     for parameter, state in optimizer.state.items():
         for tensor in _tensors(state):

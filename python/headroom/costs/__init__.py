@@ -1,1 +1,1 @@
-"""The times and workspaces of calls."""
+"""Measures the times and workspaces of calls."""

@@ -1,4 +1,4 @@
-"""Calls that compute every number of their result from the numbers in the same place, and what is known of them."""
+"""Recognizes and times elementwise calls: each element of the result depends on the elements at the same place."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from headroom.graph.operators import concrete, is_tensor, needs_a_tensor, normal
 
 aten = torch.ops.aten
 
-# Copies, which have no kernel of a device's own but take memory for their result alone.
+# Copies. Devices have no kernels of their own for these operators, but they allocate nothing except their result.
 _COPIES = {aten.clone.default, aten._to_copy.default}
-# Sizes at which kernels are timed: powers of eight between these.
+# Bounds of the sizes at which kernels are timed; the sizes between them are powers of eight.
 _SMALLEST_SAMPLE = 8**4
 _LARGEST_SAMPLE = 8**8
 
 
 def is_elementwise(call: Call) -> bool:
-    """Returns whether operator, types and the number of results decide what a call takes.
+    """Returns whether operator, types and the number of elements determine the cost of a call.
 
-    Its tensors are laid out alike: all of them contiguous, or all of them dense, of one shape and with equal strides.
+    Its tensors are laid out alike: all are contiguous, or all are dense, with one shape and equal strides.
     """
     target, result = call.node.target, call.node.meta.get("val")
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
@@ -33,17 +33,17 @@ def is_elementwise(call: Call) -> bool:
         return False
     if call.draws or call.has_effect or not is_tensor(result) or concrete(result.numel()) == 0:
         return False
-    tensors = [one.meta.get("val") for one in needs_a_tensor(call.node)]
-    if not tensors or any(not is_tensor(one) or one.device != result.device for one in tensors):
+    tensors = [node.meta.get("val") for node in needs_a_tensor(call.node)]
+    if not tensors or any(not is_tensor(tensor) or tensor.device != result.device for tensor in tensors):
         return False
     return _are_laid_out_alike(tensors, result)
 
 
 def has_known_memory(call: Call) -> bool:
-    """Returns whether an elementwise call takes no workspace, and whether its result is laid out as tracing knows.
+    """Returns whether an elementwise call needs no workspace, and its result has the layout that tracing predicts.
 
-    That is so on the CPU, where operators have a kernel of their own and read tensors of one type: what they read is
-    converted to a common type in temporaries, numbers that take part included.
+    That is so on the CPU, if the operator has a kernel of its own and reads tensors of a single type. Inputs of several
+    types, scalars included, would be converted to a common type in temporaries.
     """
     if not is_elementwise(call) or call.node.meta["val"].device.type != "cpu":
         return False
@@ -52,19 +52,19 @@ def has_known_memory(call: Call) -> bool:
         return False
     if target in _COPIES:
         return True
-    has_one_type = all(one.meta["val"].dtype == result.dtype for one in needs_a_tensor(call.node))
+    has_one_type = all(node.meta["val"].dtype == result.dtype for node in needs_a_tensor(call.node))
     return has_one_type and not _reads_numbers_as_tensors(call) and _has_cpu_kernel(target)
 
 
 def sample_size(call: Call) -> int:
-    """Returns the number of results of the call that is timed for this one: no more than its own, if these are many."""
+    """Returns the number of elements of the timed sample, which exceeds the call's own only for small calls."""
     count = concrete(call.node.meta["val"].numel())
     power = 8 ** int(math.log2(count) // 3)
     return min(max(power, _SMALLEST_SAMPLE), _LARGEST_SAMPLE)
 
 
 def sample_kind(call: Call, constants: dict[fx.Node, Any]) -> str:
-    """Returns the same for calls that are timed by one sample."""
+    """Returns the key of the sample by which a call is timed."""
 
     def describe(node: fx.Node) -> object:
         value = node.meta.get("val")
@@ -75,7 +75,7 @@ def sample_kind(call: Call, constants: dict[fx.Node, Any]) -> str:
 
 
 def sample_arguments(call: Call, constants: dict[fx.Node, Any]) -> tuple[Any, Any]:
-    """Returns arguments like those of the call, in memory of their own, of the sample's size."""
+    """Returns newly allocated arguments like those of the call, of the sample's size."""
     count = sample_size(call)
 
     def sample(node: fx.Node) -> object:
@@ -88,17 +88,17 @@ def sample_arguments(call: Call, constants: dict[fx.Node, Any]) -> tuple[Any, An
     return fx.node.map_arg((call.node.args, _sample_kwargs(call)), sample)
 
 
-# Random numbers that a sample has: it repeats them if it is larger.
+# Number of random numbers that a sample draws; a larger one repeats them.
 SAMPLE_BLOCK = 1 << 16
 
 
 def fill_sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Fills a contiguous tensor with fractions, or with zeros where it is of another type, and returns it."""
+    """Fills a contiguous tensor with fractions, or with zeros if it is not of a floating-point type, and returns it."""
     if not tensor.dtype.is_floating_point:
         return tensor.zero_()
     if tensor.numel() <= SAMPLE_BLOCK:
         return tensor.uniform_(0.1, 0.9)
-    # Copies of a block: random numbers take much longer than what is measured with them.
+    # Repeat one block, because drawing random numbers takes much longer than the measured call.
     block = torch.empty(SAMPLE_BLOCK, dtype=tensor.dtype, device=tensor.device).uniform_(0.1, 0.9)
     numbers = tensor.view(-1)
     whole = numbers.numel() // SAMPLE_BLOCK
@@ -108,8 +108,8 @@ def fill_sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sample_kwargs(call: Call) -> dict[str, Any]:
-    """The call's, but for layouts that a tensor of one dimension cannot have."""
-    return {name: given for name, given in call.node.kwargs.items() if name != "memory_format"}
+    """Returns the call's keyword arguments without memory_format, which a one-dimensional sample cannot have."""
+    return {name: value for name, value in call.node.kwargs.items() if name != "memory_format"}
 
 
 def _is_many(value: torch.Tensor) -> bool:
@@ -118,19 +118,19 @@ def _is_many(value: torch.Tensor) -> bool:
 
 def _are_laid_out_alike(tensors: Sequence[torch.Tensor], result: torch.Tensor) -> bool:
     shape = [concrete(size) for size in result.shape]
-    same = [one for one in tensors if [concrete(size) for size in one.shape] == shape]
+    same = [tensor for tensor in tensors if [concrete(size) for size in tensor.shape] == shape]
     if not same:
         return False
-    if all(_steps(one) == _contiguous_steps(one) for one in [*tensors, result]):
+    if all(_steps(tensor) == _contiguous_steps(tensor) for tensor in [*tensors, result]):
         return True
     steps = _steps(result)
     is_dense = sorted(stride for stride, _ in steps) == _dense_strides(steps)
-    others = [one for one in tensors if _is_many(one)]
-    return is_dense and len(same) >= len(others) and all(_steps(one) == steps for one in same)
+    others = [tensor for tensor in tensors if _is_many(tensor)]
+    return is_dense and len(same) >= len(others) and all(_steps(tensor) == steps for tensor in same)
 
 
 def _steps(value: torch.Tensor) -> list[tuple[int, int]]:
-    """Strides and sizes, but for dimensions of size 1, whose strides mean nothing."""
+    """Returns strides and sizes, without dimensions of size 1, whose strides are arbitrary."""
     sizes = [concrete(size) for size in value.shape]
     return [(concrete(stride), size) for stride, size in zip(value.stride(), sizes, strict=True) if size != 1]
 
@@ -156,11 +156,11 @@ def _reads_numbers_as_tensors(call: Call) -> bool:
     schema = call.node.target._schema.arguments
     arguments = normalized_arguments(call.node, lambda _: None)
     return str(schema[0].type) != "Tensor" or any(
-        str(argument.type) == "Tensor" and isinstance(given, int | float | complex)
-        for argument, given in zip(schema, arguments, strict=True)
+        str(argument.type) == "Tensor" and isinstance(value, int | float | complex)
+        for argument, value in zip(schema, arguments, strict=True)
     )
 
 
 def _has_cpu_kernel(target: torch._ops.OpOverload) -> bool:
-    """Returns whether there is a kernel of the operator's own: others are made of several operators."""
+    """Returns whether the operator has a CPU kernel of its own; others are composed of several operators."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CPU")

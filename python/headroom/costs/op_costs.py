@@ -1,8 +1,8 @@
-"""What calls cost: measured on the device, each kind once and when it is first needed, and remembered on disk.
+"""Measures the costs of calls on the device, each kind once and when it is first needed, and caches them on disk.
 
-Exact peaks need the memory of calls, which running each kind once or twice tells. Times are needed only where a plan
-has to choose what to recompute. Elementwise calls are not measured one by one: their memory is known, and one call of
-an operator gives the times of all calls of about its size.
+Exact peaks need the memory of calls, for which each kind runs once or twice. Times are needed only if a plan has to
+choose what to recompute. Elementwise calls are not measured one by one: their memory is known, and one timed call of an
+operator gives the times of all its calls of about the same size.
 """
 
 from __future__ import annotations
@@ -44,24 +44,25 @@ from headroom.graph.real_types import RealTypes
 if TYPE_CHECKING:
     from headroom.settings import Settings
 
-# Changes with what is measured here, and how.
+# Version of the cache file; it changes with what is measured here, and how.
 _VERSION = 5
 
 
 class Layout(NamedTuple):
-    """A result that is laid out otherwise than tracing knows."""
+    """The layout of a result that differs from what tracing predicts."""
 
     strides: list[int]
-    bytes: int  # of its storage
+    bytes: int  # Bytes of its storage.
     dtype: str
 
 
 class Cost(NamedTuple):
-    """What a call takes."""
+    """The time and memory of a call."""
 
-    time_ns: int | None  # None: not measured yet
+    time_ns: int | None  # None: not measured yet.
     workspace_bytes: int
-    layouts: list[Layout | None] = []  # noqa: RUF012  (of its results; none: all are as tracing knows)
+    # Layouts of its results. Empty, or None for a result: as tracing predicts.
+    layouts: list[Layout | None] = []  # noqa: RUF012
 
 
 def cache_file(device: torch.device) -> Path:
@@ -82,7 +83,7 @@ def _processor() -> str:
 
 
 class CostCache:
-    """Costs by kind of call. Files that cannot be read or written are done without."""
+    """Costs by kind of call. Cache files that cannot be read or written are ignored."""
 
     def __init__(self, device: torch.device, *, persistent: bool = True) -> None:
         self.path = cache_file(device) if persistent else None
@@ -93,18 +94,18 @@ class CostCache:
         if self.path is None:
             return {}
         try:
-            return {key: _cost_of(one) for key, one in json.loads(self.path.read_text()).items()}
+            return {key: _cost_of(entry) for key, entry in json.loads(self.path.read_text()).items()}
         except (OSError, ValueError, TypeError, IndexError, AttributeError):
             return {}
 
     def save(self) -> None:
-        """Adds to what is on disk. What others measured in the meantime holds: with it they have planned."""
+        """Merges the costs into the file; costs that other processes saved meanwhile win, as they planned with them."""
         if self.path is None or not self.is_changed:
             return
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.with_suffix(".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+                fcntl.flock(lock, fcntl.LOCK_EX)  # The lock is held until the file is closed.
                 for key, cost in self.read().items():
                     known = self.costs.get(key)
                     self.costs[key] = cost if cost.time_ns is not None or known is None else known
@@ -117,15 +118,15 @@ class CostCache:
 def _cost_of(given: list[Any]) -> Cost:
     time_ns, workspace_bytes, layouts = given
     time_ns = None if time_ns is None else int(time_ns)
-    return Cost(time_ns, int(workspace_bytes), [None if one is None else Layout(*one) for one in layouts])
+    return Cost(time_ns, int(workspace_bytes), [None if layout is None else Layout(*layout) for layout in layouts])
 
 
-# What it takes to start a kernel.
+# Assumed time in nanoseconds to launch a kernel.
 _START_NS = 2000
 
 
 def arithmetic() -> str:
-    """What users choose of how kernels compute. Other kernels take other times, and other workspaces."""
+    """Returns the user's settings for arithmetic as text. They select kernels, and so change times and workspaces."""
     backends = torch.backends
     precisions = (
         backends,
@@ -136,7 +137,7 @@ def arithmetic() -> str:
         backends.mkldnn.conv,
     )
     chosen = (
-        *(one.fp32_precision for one in precisions),
+        *(precision.fp32_precision for precision in precisions),
         backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
         backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
         backends.cudnn.enabled,
@@ -148,13 +149,13 @@ def arithmetic() -> str:
 
 
 def kind_of(call: Call, constants: dict[fx.Node, Any]) -> str:
-    """The same for calls that cost the same."""
+    """Returns a key that is equal for calls that cost the same."""
 
-    def describe(one: fx.Node) -> object:
-        constant = constants.get(one)
+    def describe(argument: fx.Node) -> object:
+        constant = constants.get(argument)
         if isinstance(constant, fx.GraphModule):
             return constant.code
-        value = one.meta.get("val")
+        value = argument.meta.get("val")
         if not is_tensor(value):
             return constant if isinstance(constant, int) else type(value).__name__
         return f"{value.dtype}{_sizes(value.shape)}{real_strides(value, call)}{value.device.type}"
@@ -165,29 +166,29 @@ def kind_of(call: Call, constants: dict[fx.Node, Any]) -> str:
 
 
 def _sizes(sizes: Sequence[object]) -> list[int]:
-    return [concrete(one) for one in sizes]
+    return [concrete(size) for size in sizes]
 
 
 def _index_limit(call: Call) -> int:
-    """What the indices that it reads are less than; 1, which every index is, where that is not known."""
+    """Returns the exclusive upper bound of the indices that the call reads, or 1 if it is not known."""
 
-    def given(position: int) -> Any:
-        one = call.node.args[position]
-        return one.meta["val"] if isinstance(one, fx.Node) else one
+    def argument_at(position: int) -> Any:
+        argument = call.node.args[position]
+        return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
     aten = torch.ops.aten
     packet = getattr(call.node.target, "overloadpacket", None)
     if packet is aten.embedding:
-        return concrete(given(0).shape[0])
+        return concrete(argument_at(0).shape[0])
     if packet is aten.embedding_dense_backward:
-        return concrete(given(2))
+        return concrete(argument_at(2))
     if packet in (aten.gather, aten.index_select, aten.scatter, aten.scatter_add, aten.index_add):
-        return concrete(given(0).shape[given(1)]) if given(0).dim() > 0 else 1
+        return concrete(argument_at(0).shape[argument_at(1)]) if argument_at(0).dim() > 0 else 1
     return 1
 
 
 def _real(value: torch.Tensor, call: Call) -> torch.Tensor:
-    """A tensor like this one, in memory of its own: fractions, or indices that are spread over what they may be."""
+    """Returns a newly allocated tensor like this one: fractions, or indices spread over their whole range."""
     shape, strides = _sizes(value.shape), real_strides(value, call)
     last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
     storage = fill_sample(torch.empty(0 if 0 in shape else last, dtype=value.dtype, device=value.device))
@@ -197,9 +198,9 @@ def _real(value: torch.Tensor, call: Call) -> torch.Tensor:
 
 
 def _is_seed(node: fx.Node) -> bool:
-    """Whether it is the state of a generator that attention hands to its backward.
+    """Returns whether the node is the generator state that attention passes to its backward.
 
-    What is known of it may name another device than it is on, and kernels read it wherever it is said to be.
+    Tracing may report another device for it than its real one, and kernels would read it on the reported device.
     """
     value = node.meta.get("val")
     if node.target is not operator.getitem or not is_tensor(value) or value.numel() > 2:
@@ -214,12 +215,12 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _real_arguments(call: Call, constants: dict[fx.Node, Any]) -> tuple[Any, Any]:
-    def real(one: fx.Node) -> object:
-        if one in constants:
-            return constants[one]
-        value = one.meta.get("val")
-        if _is_seed(one):
-            source, index = one.args
+    def real(node: fx.Node) -> object:
+        if node in constants:
+            return constants[node]
+        value = node.meta.get("val")
+        if _is_seed(node):
+            source, index = node.args
             return source.target(*fx.node.map_arg(source.args, real), **fx.node.map_arg(source.kwargs, real))[index]
         return _real(value, call) if is_tensor(value) else value
 
@@ -227,9 +228,9 @@ def _real_arguments(call: Call, constants: dict[fx.Node, Any]) -> tuple[Any, Any
 
 
 def _measure(call: Call, constants: dict[fx.Node, Any], device: torch.device, meter: _C.Meter) -> Cost:
-    """Returns the memory that a call takes, by running it. Its time stays open.
+    """Runs a call and returns its memory, with its time left unmeasured.
 
-    Libraries set up in the first call of a kind, and may take more for it, but not less on the CPU.
+    Libraries set up in the first call of a kind. On the CPU that call takes at least as much memory as later ones.
     """
     args, kwargs = _real_arguments(call, constants)
     is_set_up = False
@@ -251,7 +252,7 @@ def _measure_time(call: Call, constants: dict[fx.Node, Any], device: torch.devic
 
 
 def _elementwise_ns(call: Call, constants: dict[fx.Node, Any], cache: CostCache, device: torch.device) -> int:
-    """Returns the time of an elementwise call, by that of a call of the same operator with as many results or fewer."""
+    """Returns the time of an elementwise call, scaled from a sample of the same operator."""
     key = f"{sample_kind(call, constants)} {arithmetic()}"
     if key not in cache.costs:
         args, kwargs = sample_arguments(call, constants)
@@ -264,36 +265,40 @@ def _elementwise_ns(call: Call, constants: dict[fx.Node, Any], cache: CostCache,
 
 def _layouts(made: Any, call: Call) -> list[Layout | None]:
     layouts: list[Layout | None] = []
-    for one, known in zip(flat_results(made), flat_results(call.node.meta.get("val")), strict=False):
-        if not is_tensor(one) or not is_tensor(known):
+    for result, known in zip(flat_results(made), flat_results(call.node.meta.get("val")), strict=False):
+        if not is_tensor(result) or not is_tensor(known):
             layouts.append(None)
             continue
-        found = Layout(_sizes(one.stride()), one.untyped_storage().nbytes(), str(one.dtype))
+        layout = Layout(_sizes(result.stride()), result.untyped_storage().nbytes(), str(result.dtype))
         strides = real_strides(known, call)
-        is_same = all(size == 1 or a == b for size, a, b in zip(one.shape, found.strides, strides, strict=True))
-        last = sum((size - 1) * stride for size, stride in zip(one.shape, strides, strict=True)) + 1
-        is_known = is_same and one.dtype is known.dtype and found.bytes <= last * known.element_size()
-        layouts.append(None if one.numel() == 0 or is_known else found)
+        is_same = all(size == 1 or a == b for size, a, b in zip(result.shape, layout.strides, strides, strict=True))
+        last = sum((size - 1) * stride for size, stride in zip(result.shape, strides, strict=True)) + 1
+        is_known = is_same and result.dtype is known.dtype and layout.bytes <= last * known.element_size()
+        layouts.append(None if result.numel() == 0 or is_known else layout)
     return layouts if any(layouts) else []
 
 
-# Numbers in the tensors by which kernels are timed that only move memory. Such a tensor is no larger than the largest
-# of the step: what a measurement takes counts as memory in use.
+# Bounds of the number of elements in the tensors with which memory-bound kernels are timed. A sample is no larger than
+# the step's largest tensor, because its memory counts as in use.
 _MOST_SAMPLED = 1 << 24
 _LEAST_SAMPLED = 1 << 12
-# Random numbers come by four. A library's kernel uses all; one of Inductor's computes four for each that it uses.
+# Random numbers are generated four at a time. A library's kernel uses all four; one of Inductor's generates four for
+# each number that it uses.
 _DRAWN_PER_USED = 4
 
 
 def move_time_ns(moved_bytes: int, cache: CostCache, device: torch.device, largest_bytes: int) -> int:
-    """What a kernel takes that only moves memory, by one that does, measured once. `largest_bytes`: of a tensor."""
-    sample_ns = _sample_ns("a copy", lambda one, other: other.copy_(one), cache, device, largest_bytes)
+    """Returns the time of a kernel that only moves memory, scaled from one measured copy.
+
+    `largest_bytes` is the size of the step's largest tensor.
+    """
+    sample_ns = _sample_ns("a copy", lambda source, target: target.copy_(source), cache, device, largest_bytes)
     return _START_NS + moved_bytes * sample_ns // (8 * _MOST_SAMPLED)
 
 
 def draw_time_ns(count: int, cache: CostCache, device: torch.device, largest_bytes: int) -> int:
-    """What it takes to draw random numbers inside a kernel of Inductor's, by a library that does, measured once."""
-    sample_ns = _sample_ns("random numbers", lambda one, _: one.uniform_(), cache, device, largest_bytes)
+    """Returns the time to draw random numbers inside one of Inductor's kernels, scaled from a library's generator."""
+    sample_ns = _sample_ns("random numbers", lambda tensor, _: tensor.uniform_(), cache, device, largest_bytes)
     return _DRAWN_PER_USED * count * sample_ns // _MOST_SAMPLED
 
 
@@ -304,31 +309,32 @@ def _sample_ns(
     device: torch.device,
     largest_bytes: int,
 ) -> int:
-    """What it would take for `_MOST_SAMPLED` numbers."""
+    """Returns the time for `_MOST_SAMPLED` numbers, scaled from a smaller sample if the largest tensor is smaller."""
     fitting = 1 << (max(largest_bytes // 4, 1).bit_length() - 1)
     count = min(max(fitting, _LEAST_SAMPLED), _MOST_SAMPLED)
     key = f"{name} of {count} numbers"
     if key not in cache.costs:
         with unset_fake_temporarily(), torch.no_grad(), forked_random(device):
-            one, other = (torch.zeros(count, device=device) for _ in range(2))
-            cache.costs[key] = Cost(_time_ns(lambda: run(one, other), device), 0)
+            left, right = (torch.zeros(count, device=device) for _ in range(2))
+            cache.costs[key] = Cost(_time_ns(lambda: run(left, right), device), 0)
             cache.is_changed = True
             cache.save()
     return cache.costs[key].time_ns * (_MOST_SAMPLED // count)
 
 
 def forked_random(device: torch.device) -> AbstractContextManager[None]:
-    """In which random numbers may be drawn: afterwards they are as before."""
+    """Returns a context in which random numbers may be drawn; their state is restored afterwards."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
-# What takes longer is run twice, the first time to set up; what takes less is run three times for this long.
+# Calls that take longer than this are run twice, the first time to set up. Shorter ones are run in three rounds, each
+# of about _TIMED_NS.
 _LONG_NS = 5_000_000
 _TIMED_NS = 1_000_000
 
 
 def _time_ns(run: Callable[[], object], device: torch.device) -> int:
-    """Of one call among several in a row, as in a step: a GPU is not waited for in between."""
+    """Returns the time of one call among several in a row, as in a step: there is no synchronization between them."""
 
     def take(count: int) -> int:
         _synchronize(device)
@@ -338,20 +344,20 @@ def _time_ns(run: Callable[[], object], device: torch.device) -> int:
         _synchronize(device)
         return (time.perf_counter_ns() - start) // count
 
-    once = take(1)
-    if once > _LONG_NS:
-        once = min(once, take(1))
-    if once > _LONG_NS:
-        return once
-    count = min(_TIMED_NS // max(once, 1) + 1, 10)
+    single = take(1)
+    if single > _LONG_NS:
+        single = min(single, take(1))
+    if single > _LONG_NS:
+        return single
+    count = min(_TIMED_NS // max(single, 1) + 1, 10)
     return int(statistics.median(take(count) for _ in range(3)))
 
 
 def _estimate(call: Call) -> Cost:
-    """For a call that cannot be made alone, as where what is known of its inputs is not quite what they are."""
+    """Estimates the cost of a call that fails alone, for instance because tracing does not know its inputs exactly."""
     leaves = pytree.tree_leaves((call.node.args, call.node.kwargs, call.node.meta.get("val")))
-    values = [one.meta.get("val") if isinstance(one, fx.Node) else one for one in leaves]
-    moved = sum(concrete(one.numel()) * one.element_size() for one in values if is_tensor(one))
+    values = [leaf.meta.get("val") if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+    moved = sum(concrete(value.numel()) * value.element_size() for value in values if is_tensor(value))
     bytes_per_ns = 10
     return Cost(1000 + moved // bytes_per_ns, 0)
 
@@ -359,34 +365,34 @@ def _estimate(call: Call) -> Cost:
 def _made_bytes(made: Any, call: Call, args: Any, kwargs: Any) -> int:
     """Returns the bytes of the results that tracing knows.
 
-    A kernel may make others: convolutions on the CPU compute a weight's gradient that nobody asked for.
+    A kernel may compute others: convolutions on the CPU compute a weight's gradient even if it is not needed.
     """
-    given = {one.untyped_storage()._cdata for one in pytree.tree_leaves((args, kwargs)) if is_tensor(one)}
+    inputs = {leaf.untyped_storage()._cdata for leaf in pytree.tree_leaves((args, kwargs)) if is_tensor(leaf)}
     pairs = zip(flat_results(made), flat_results(call.node.meta.get("val")), strict=False)
-    known = [one for one, other in pairs if is_tensor(one) and is_tensor(other)]
-    storages = {one.untyped_storage()._cdata: one for one in known}
+    known = [result for result, traced in pairs if is_tensor(result) and is_tensor(traced)]
+    storages = {result.untyped_storage()._cdata: result for result in known}
     return sum(
-        _C.allocated_bytes(one.untyped_storage().nbytes(), one.device)
-        for key, one in storages.items()
-        if key not in given
+        _C.allocated_bytes(result.untyped_storage().nbytes(), result.device)
+        for key, result in storages.items()
+        if key not in inputs
     )
 
 
 class Counts(NamedTuple):
-    """How many kinds of calls there are, and how many measurements were made for them."""
+    """Number of kinds of calls, and of the measurements that were made for them."""
 
     kinds: int
     measured: int
 
 
 def fill_costs(captured: Capture, cache: CostCache, meter: _C.Meter) -> None:
-    """Gives every call its time and workspace. Random numbers are as they were afterwards."""
+    """Sets the time and the workspace of every call. The state of random number generators is preserved."""
     fill_memory(captured, cache, meter)
     fill_times(captured, cache)
 
 
 def _kinds(captured: Capture, types: RealTypes | None = None) -> Iterator[tuple[Call, str]]:
-    """Gives the calls that take something, each with its kind, which may depend on what is known of those before."""
+    """Yields the calls that have a cost, each with its kind, which may depend on the types found for earlier calls."""
     computed = arithmetic()
     for call in captured.calls:
         if types is not None:
@@ -396,9 +402,9 @@ def _kinds(captured: Capture, types: RealTypes | None = None) -> Iterator[tuple[
 
 
 def fill_memory(captured: Capture, cache: CostCache, meter: _C.Meter) -> Counts:
-    """Gives every call its workspace, and its results their layouts."""
+    """Sets the workspace of every call, and the layouts of its results."""
     with unset_fake_temporarily(), torch.no_grad(), forked_random(captured.device):
-        estimates: dict[str, Cost] = {}  # which are kept nowhere: the next measurement may succeed
+        estimates: dict[str, Cost] = {}  # Not cached, since the next measurement may succeed.
         keys: set[str] = set()
         measured = 0
         types = RealTypes(captured)
@@ -407,19 +413,21 @@ def fill_memory(captured: Capture, cache: CostCache, meter: _C.Meter) -> Counts:
             if key not in cache.costs and key not in estimates:
                 if has_known_memory(call):
                     estimates[key] = Cost(None, 0)
-                elif call.has_effect:  # which a measurement must not have
+                elif call.has_effect:  # A measurement would repeat its effect.
                     estimates[key] = _estimate(call)
                 else:
                     try:
                         cache.costs[key] = _measure(call, captured.constants, captured.device, meter)
                         cache.is_changed = True
                         measured += 1
-                    except Exception:  # An operator may raise anything, and may do so only here.
+                    except Exception:  # An operator may raise anything, even if it runs in the step.
                         estimates[key] = _estimate(call)
             cost = cache.costs.get(key) or estimates[key]
             call.workspace_bytes = cost.workspace_bytes
-            types.set(call, [None if one is None else _dtype(one) for one in cost.layouts])
-            set_layouts(captured, call, [None if one is None else (one.strides, one.bytes) for one in cost.layouts])
+            types.set(call, [None if layout is None else _dtype(layout) for layout in cost.layouts])
+            set_layouts(
+                captured, call, [None if layout is None else (layout.strides, layout.bytes) for layout in cost.layouts]
+            )
         cache.save()
     return Counts(len(keys), measured)
 
@@ -429,7 +437,7 @@ def _dtype(layout: Layout) -> torch.dtype:
 
 
 def fill_times(captured: Capture, cache: CostCache, room_bytes: int | None = None) -> Counts:
-    """Gives every call its time, after fill_memory(). What would need more than `room_bytes` is estimated."""
+    """Sets the time of every call, after fill_memory(). Calls that would need more than `room_bytes` are estimated."""
     with unset_fake_temporarily(), torch.no_grad(), forked_random(captured.device):
         times: dict[str, int] = {}
         measured = 0
@@ -453,28 +461,28 @@ def fill_times(captured: Capture, cache: CostCache, room_bytes: int | None = Non
                     cache.costs[key] = cost._replace(time_ns=times[key])
                     cache.is_changed = True
                     measured += 1
-            except Exception:  # As above.
+            except Exception:  # See fill_memory().
                 continue
         cache.save()
         for call, key in kinds:
-            cost = cache.costs.get(key)  # by which others may have planned meanwhile
+            cost = cache.costs.get(key)  # A saved cost wins, because another process may have planned with it.
             call.time_ns = times[key] if cost is None or cost.time_ns is None else cost.time_ns
     return Counts(len(times), measured)
 
 
-# Bytes beside a call's own while it is timed: the state of the random generator, and a block of fractions.
+# Bytes in use beside a call's own while it is timed: the random generator's state, and a block of fractions.
 _BESIDE_BYTES = 8192
 _BLOCK_BYTES = 8 * SAMPLE_BLOCK
 
 
 def _footprint_bytes(call: Call) -> int:
-    """Returns the bytes that timing a call takes at most: inputs of its own, its results and its workspace."""
+    """Returns an upper bound of the bytes that timing takes: copies of inputs, results and workspace."""
     leaves = pytree.tree_leaves((needs_a_tensor(call.node), call.node.meta.get("val")))
-    values = [one.meta.get("val") if isinstance(one, fx.Node) else one for one in leaves]
-    sizes = [storage_bytes(one) for one in values if is_tensor(one)]
+    values = [leaf.meta.get("val") if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+    sizes = [storage_bytes(value) for value in values if is_tensor(value)]
     if is_elementwise(call):
         count = sample_size(call)
-        sizes = [count * one.element_size() for one in values if is_tensor(one)]
+        sizes = [count * value.element_size() for value in values if is_tensor(value)]
     block_bytes = _BLOCK_BYTES if any(size > SAMPLE_BLOCK for size in sizes) else 0
     return _BESIDE_BYTES + block_bytes + call.workspace_bytes + sum(sizes)
 
@@ -485,6 +493,9 @@ def cache_of(device: torch.device, *, persistent: bool, threads: int) -> CostCac
 
 
 def cost_cache(device: torch.device, settings: Settings) -> CostCache:
-    """With cudnn.benchmark every process tries out by itself how to convolve: what others measured is no help."""
+    """Returns the cost cache of a device.
+
+    With cudnn.benchmark every process selects its own convolution kernels, so costs of other processes are not read.
+    """
     persistent = settings.cache and not torch.backends.cudnn.benchmark
     return cache_of(device, persistent=persistent, threads=torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""When the costs of a captured graph are measured."""
+"""Decides when the costs of a captured graph are measured."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class StepCosts:
         self.captured = captured
         self.cache = cache
         self.meter = meter
-        self.limit_bytes = limit_bytes  # of the device; None: no limit
-        self.has_run = False  # by some plan: from then on timing keeps to the limit
+        self.limit_bytes = limit_bytes  # Limit of the bytes in use on the device. None: no limit.
+        self.has_run = False  # Whether a plan has run; from then on, timing respects the limit.
         self.has_memory = False
         self.has_times = False
 
@@ -33,7 +33,7 @@ class StepCosts:
         if self.has_memory:
             return
         start = time.perf_counter()
-        with _disable_current_modes():  # Those that users have set see nothing of it.
+        with _disable_current_modes():  # Hide the measurement from the user's dispatch modes.
             counts = fill_memory(self.captured, self.cache(), self.meter)
         self.has_memory = True
         _log_measured("memory", counts, start)
@@ -46,7 +46,7 @@ class StepCosts:
         room = None
         if self.has_run and self.limit_bytes is not None:
             room = max(self.limit_bytes - self.meter.current_bytes(), 0)
-        with _disable_current_modes():  # Those that users have set see nothing of it.
+        with _disable_current_modes():  # Hide the measurement from the user's dispatch modes.
             counts = fill_times(self.captured, self.cache(), room)
         self.has_times = True
         _log_measured("times", counts, start)
@@ -55,5 +55,5 @@ class StepCosts:
 def _log_measured(name: str, counts: Counts, start: float) -> None:
     taken = 1e3 * (time.perf_counter() - start)
     known = max(counts.kinds - counts.measured, 0)
-    given = (name, counts.kinds, counts.measured, known, taken)
-    _log.info("%s of %d kinds of calls: %d measured, %d known before or estimated, %.0f ms", *given)
+    details = (name, counts.kinds, counts.measured, known, taken)
+    _log.info("%s of %d kinds of calls: %d measured, %d known before or estimated, %.0f ms", *details)

@@ -1,1 +1,1 @@
-"""How a planned step runs."""
+"""Backends that execute a planned step."""

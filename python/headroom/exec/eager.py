@@ -1,4 +1,4 @@
-"""The backend of torch.compile: captures, plans, and hands AOTAutograd two functions that run the plan."""
+"""The eager backend of torch.compile: captures and plans a graph, and gives AOTAutograd functions that run the plan."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settin
     step = Step(captured, make_calls(captured), settings, costs)
     taken = 1e3 * (time.perf_counter() - start)
     _log.info("capture of %d calls of operators: %.0f ms", len(captured.calls), taken)
-    if settings.on_plan is not None:  # it is told times
+    if settings.on_plan is not None:  # on_plan() is told the time of the plan.
         costs.need_times()
     elif settings.budget is not None:
         costs.need_memory()
@@ -59,7 +59,7 @@ def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settin
 
 
 def _stub(name: str, inputs: Sequence[fx.Node], outputs: Sequence[Any]) -> fx.GraphModule:
-    """A module that stands for a compiled function: placeholders and outputs with what AOTAutograd asks of them."""
+    """Returns a module in place of a compiled function, with the placeholders and outputs that AOTAutograd reads."""
     graph = fx.Graph()
     placeholders = []
     for node in inputs:
@@ -89,7 +89,7 @@ def compile_graph(
     settings: Settings,
     on_step: Callable[[Step], None] = lambda _: None,
 ) -> Callable[..., Any]:
-    """One graph of Dynamo's as a function that trains inside the budget. `on_step` sees each captured step."""
+    """Compiles one of Dynamo's graphs to a function that trains within the budget; `on_step` gets captured steps."""
     steps: list[Step] = []
     partition_s = 0.0
     start_s = time.perf_counter()
@@ -114,7 +114,7 @@ def compile_graph(
         example = next(node.meta["val"] for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor))
         with example.fake_mode:
             token.meta["val"] = torch.empty(0)
-        # Kept on autograd's context as it is: hooks for saved tensors would replace it.
+        # This flag keeps the token on autograd's context as it is; saved-tensor hooks would replace it.
         token.meta["saved_tensor_with_no_vc_check"] = True
         forward = _stub("forward", primals, [*outputs[:num_fwd_outputs], token])
         backward = _stub("backward", [token, *tangents], outputs[num_fwd_outputs:])

@@ -1,1 +1,1 @@
-"""The joint graph of a step as storages and calls: what is captured, what may rerun, and what is rewritten."""
+"""Captures the joint graph of a step as storages and calls, rewrites it, and decides what may be rerun."""

@@ -1,4 +1,4 @@
-"""The joint graph that AOTAutograd traces, as the values and calls that the C++ side plans and runs."""
+"""Captures AOTAutograd's joint graph as the values and calls that the C++ side plans and runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from headroom.graph.unsupported import LEAVE_OUT, Unsupported, check_tensor, loc
 
 aten = torch.ops.aten
 
-# Higher-order operators that are functions of their tensors, so that they may run again. They are called in Python.
+# Higher-order operators that are pure functions of their tensors, so that they may be rerun. They are called in Python.
 _FUNCTIONAL_HIGHER_ORDER = {
     "associative_scan",
     "auto_functionalized",
@@ -42,31 +42,34 @@ _FUNCTIONAL_HIGHER_ORDER = {
     "while_loop",
 }
 
-# Symbolic numbers, and what they are in one call.
+# Types of symbolic numbers, and the types of their values in one call.
 _SYMBOLS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
-# The largest constants that are kept where no meter counts them.
+# Maximum size of the constants that are copied to memory that no meter counts.
 _MAX_UNCOUNTED_BYTES = 4096
 
-# Operators whose result is a view of a copy of all the memory that their first argument is a view of.
+# Operators whose result is a view of a copy of the whole storage that their first argument is a view of.
 _CLONES_STORAGE = {aten.copy, aten.select_scatter, aten.slice_scatter, aten.diagonal_scatter, aten.as_strided_scatter}
 
 
 @dataclass
 class Call:
-    """One call of an operator, by the numbers of the tensors that it reads and makes."""
+    """A call of an operator, with the numbers of the tensors that it reads and returns."""
 
     node: fx.Node
     reads: list[int]
-    makes: list[int]  # by result, lists flattened; -1: nothing reads it
-    values: list[int] = field(default_factory=list)  # that it writes; of views none
+    makes: list[int]  # By result, with lists flattened. -1: the result is not a tensor.
+    values: list[int] = field(default_factory=list)  # Values that it allocates; none for views.
     is_view: bool = False
     draws: bool = False
     may_recompute: bool = True
-    has_effect: bool = False  # it is there for what it does: it runs once, among the others of its kind in their order
-    overwrites: list[int] | None = None  # values, if it is known which its result may take the place of
-    channels_last: bool = False  # images that it reads are, whatever was captured
-    strides: dict[int, list[int]] = field(default_factory=dict)  # of tensors that are laid out otherwise than is known
+    # Whether it runs for its effect: exactly once, in order with the other calls that have effects.
+    has_effect: bool = False
+    # Values that its result may overwrite. None: derived from the operator.
+    overwrites: list[int] | None = None
+    channels_last: bool = False  # Whether images that it reads are channels-last, whatever was captured.
+    # Strides of tensors whose layout differs from what tracing predicts.
+    strides: dict[int, list[int]] = field(default_factory=dict)
     time_ns: int = 0
     workspace_bytes: int = 0
 
@@ -76,35 +79,36 @@ class Value(NamedTuple):
 
     name: str
     bytes: int
-    resident: bool  # there before the step, and after it
+    resident: bool  # Whether it is live before, during and after the step.
 
 
 @dataclass
 class Capture:
-    """A joint graph taken apart. Tensors are numbered; each lies in a value, a storage."""
+    """A joint graph as calls and numbered tensors. Each tensor lies in a value, which is a storage."""
 
     name: str
     device: torch.device
     calls: list[Call] = field(default_factory=list)
-    tensors: list[fx.Node] = field(default_factory=list)  # by number: a node that stands for it
+    tensors: list[fx.Node] = field(default_factory=list)  # By number: a node that stands for the tensor.
     value_of_tensor: list[int] = field(default_factory=list)
-    view_call: list[int] = field(default_factory=list)  # by tensor: the call that makes it as a view; -1
+    view_call: list[int] = field(default_factory=list)  # By tensor: the call that makes it as a view, or -1.
     values: list[Value] = field(default_factory=list)
     forward_inputs: list[int] = field(default_factory=list)
     backward_inputs: list[int] = field(default_factory=list)
     forward_outputs: list[int] = field(default_factory=list)
     backward_outputs: list[int] = field(default_factory=list)
     number: dict[fx.Node, int] = field(default_factory=dict)
-    many: dict[fx.Node, list[int]] = field(default_factory=dict)  # of nodes with several results
-    constants: dict[fx.Node, Any] = field(default_factory=dict)  # of get_attr nodes, and what is computed from them
-    last_effect: int = -1  # the tensor that stands for the last effect, which the next one follows
+    many: dict[fx.Node, list[int]] = field(default_factory=dict)  # By node with several results: their tensors.
+    # Values of get_attr nodes, and of nodes that are computed from them.
+    constants: dict[fx.Node, Any] = field(default_factory=dict)
+    last_effect: int = -1  # Tensor that stands for the last effect; the next effect depends on it.
 
     def resident_bytes(self) -> int:
         return sum(value.bytes for value in self.values if value.resident)
 
 
 def capture(joint: fx.GraphModule, forward_output_count: int, name: str) -> Capture:
-    """Numbers tensors and values. Throws Unsupported for what cannot be planned."""
+    """Numbers the tensors and values of a joint graph. Raises Unsupported for what cannot be planned."""
     placeholders = joint.graph.find_nodes(op="placeholder")
     tensors = [node.meta["val"] for node in placeholders if is_tensor(node.meta.get("val"))]
     devices = {value.device for value in tensors if value.device.type != "cpu"} or {torch.device("cpu")}
@@ -128,14 +132,14 @@ def capture(joint: fx.GraphModule, forward_output_count: int, name: str) -> Capt
         elif node.op == "call_function":
             _add_call(result, node)
     outputs = pytree.arg_tree_leaves(*joint.graph.output_node().args)
-    numbers = [result.number.get(one, -1) if isinstance(one, fx.Node) else -1 for one in outputs]
+    numbers = [result.number.get(output, -1) if isinstance(output, fx.Node) else -1 for output in outputs]
     result.forward_outputs = numbers[:forward_output_count]
     result.backward_outputs = numbers[forward_output_count:]
     return result
 
 
 def _add_tensor(to: Capture, node: fx.Node, *, resident: bool = False, value: object = None, of: int = -1) -> int:
-    """A tensor in a new value, or with `of` in the value of that tensor."""
+    """Adds a tensor in a new value, or with `of` in the value of that tensor, and returns its number."""
     value = node.meta["val"] if value is None else value
     number = len(to.tensors)
     to.tensors.append(node)
@@ -182,10 +186,10 @@ def _refuse_unknown(node: fx.Node) -> None:
 
 
 def _constant_of(joint: fx.GraphModule, name: str) -> Any:
-    """Returns an attribute of the graph, small tensors on the CPU in memory that no meter counts.
+    """Returns an attribute of the graph, after moving small CPU tensors to memory that no meter counts.
 
-    A number that a model makes a tensor of lives as long as the graph. Each compilation has its own, so that a budget
-    which one names would be too small for the next.
+    A tensor that a model makes from a number lives as long as the graph. Each compilation has its own, so without this
+    a budget that one compilation names would be too small for the next.
     """
     value = getattr(joint, name)
     is_plain = type(value) is torch.Tensor and value.device.type == "cpu" and value.layout is torch.strided
@@ -199,16 +203,16 @@ def _constant_of(joint: fx.GraphModule, name: str) -> Any:
 
 
 def _add_constant(to: Capture, node: fx.Node) -> None:
-    """A view of a constant, or of a number: a constant as well, so that nothing is computed in its place."""
+    """Adds a view of a constant or of a number as another constant, so that no op is planned for it."""
     if any(user.op == "output" for user in node.users):
         raise Unsupported(f"a constant as a result cannot be planned; {LEAVE_OUT}")
-    args, kwargs = (fx.node.map_arg(one, to.constants.__getitem__) for one in (node.args, node.kwargs))
+    args, kwargs = (fx.node.map_arg(part, to.constants.__getitem__) for part in (node.args, node.kwargs))
     with unset_fake_temporarily(), torch.no_grad():
         to.constants[node] = node.target(*args, **kwargs)
 
 
 def _add_operator(to: Capture, node: fx.Node, value: object) -> None:
-    reads = [to.number[one] for one in needs_a_tensor(node) if one in to.number]
+    reads = [to.number[source] for source in needs_a_tensor(node) if source in to.number]
     is_several = isinstance(value, (tuple, list))
     for result in filter(is_tensor, flat_results(value)):
         check_tensor(result)
@@ -238,7 +242,7 @@ def _add_operator(to: Capture, node: fx.Node, value: object) -> None:
 
 
 def _order_effect(to: Capture, call: Call) -> None:
-    """Has the call read what stands for the effect before it, and gives it a value that stands for its own."""
+    """Makes the call read the value of the effect before it, and gives it a value that stands for its own effect."""
     if to.last_effect >= 0:
         call.reads.append(to.last_effect)
     if not call.values:
@@ -251,15 +255,18 @@ def _order_effect(to: Capture, call: Call) -> None:
 
 
 def _may_draw(node: fx.Node) -> bool:
-    """Whether it may take random numbers; what is inside a higher-order operator may, but for attention's scores."""
+    """Returns whether a call may draw random numbers.
+
+    A higher-order operator may do so inside, except for flex_attention.
+    """
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return not str(node.target).startswith("flex_attention")
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     for position, argument in enumerate(node.target._schema.arguments):
-        if argument.name == "dropout_p":  # of attention, which draws for nothing else
-            given = node.args[position] if position < len(node.args) else argument.default_value
-            return node.kwargs.get("dropout_p", given) != 0
+        if argument.name == "dropout_p":  # Attention draws random numbers only for dropout.
+            probability = node.args[position] if position < len(node.args) else argument.default_value
+            return node.kwargs.get("dropout_p", probability) != 0
     return True
 
 
@@ -274,7 +281,7 @@ def _may_recompute(node: fx.Node) -> bool:
 
 
 def set_layouts(of: Capture, call: Call, layouts: Sequence[tuple[list[int], int] | None]) -> None:
-    """Takes note of results of a call with other strides or storages than tracing knows."""
+    """Records the strides and storage sizes of a call's results that differ from what tracing predicts."""
     for made, layout in zip(call.makes, layouts, strict=False):
         if made < 0 or layout is None:
             continue
@@ -286,25 +293,25 @@ def set_layouts(of: Capture, call: Call, layouts: Sequence[tuple[list[int], int]
 
 
 def _set_cloned_storage(of: Capture, call: Call) -> None:
-    """Gives the result of an operator that clones the storage of its first argument the bytes of that storage.
+    """Sets the size of a result that clones the storage of its first argument to the size of that storage.
 
-    Tracing may know less of it: what PyTorch caches of such a call is for views of storages of any size.
+    Tracing may know less: PyTorch's cache of fake results ignores the size of the storage behind a view.
     """
     if getattr(call.node.target, "overloadpacket", None) not in _CLONES_STORAGE or len(call.values) != 1:
         return
     first = call.node.args[0]
     if first not in of.number:
         return
-    given = first.meta["val"]
-    is_expanded = any(size > 1 and stride == 0 for size, stride in zip(given.shape, given.stride(), strict=True))
+    source = first.meta["val"]
+    is_expanded = any(size > 1 and stride == 0 for size, stride in zip(source.shape, source.stride(), strict=True))
     if not is_expanded:
         cloned = of.values[of.value_of_tensor[of.number[first]]]
         of.values[call.values[0]] = of.values[call.values[0]]._replace(bytes=cloned.bytes)
 
 
 def real_strides(value: torch.Tensor, call: Call | None) -> list[int]:
-    """Those that it has where the call reads or makes it."""
+    """Returns the strides that a tensor has where the call reads or returns it."""
     if call is not None and call.channels_last and value.dim() == 4:
-        _, channels, height, width = (concrete(one) for one in value.shape)
+        _, channels, height, width = (concrete(size) for size in value.shape)
         return [channels * height * width, 1, width * channels, channels]
-    return [concrete(one) for one in value.stride()]
+    return [concrete(stride) for stride in value.stride()]

@@ -1,4 +1,4 @@
-"""Calls that are there for what they do, such as to print or to check: each runs once, in the order of the model."""
+"""Calls that run for their effect, such as printing or checking: each runs once, in the order of the model."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ if TYPE_CHECKING:
 
 
 def has_effect(target: object) -> bool:
-    """Whether it takes and gives a token, which orders effects, or has no result at all."""
+    """Returns whether an operator takes and returns a token, which orders effects, or has no result at all."""
     if isinstance(target, torch._ops.OpOverload):
         return not target._schema.returns
     return str(target) == "with_effects"
 
 
 def is_token(node: fx.Node) -> bool:
-    """Whether an input is the token of the first effect; AOTAutograd calls with None for it."""
+    """Returns whether an input is the token of the first effect, for which AOTAutograd passes None."""
     return any(str(user.target) == "with_effects" and user.args[0] is node for user in node.users)
 
 
 def forward_effects(calls: Sequence[Call], late: set[int]) -> list[int]:
-    """Positions of the calls with effects up to the first that is part of backward, as those are that are late."""
+    """Returns the positions of the calls with effects that run in forward.
+
+    These are the ones before the first that runs in backward, as those in `late` do.
+    """
     positions = []
     for position, call in enumerate(calls):
         if call.has_effect:
@@ -36,7 +39,7 @@ def forward_effects(calls: Sequence[Call], late: set[int]) -> list[int]:
 
 
 def _is_in_backward(node: fx.Node) -> bool:
-    """Whether AOTAutograd says so, or it takes the first token of backward."""
+    """Returns whether AOTAutograd marks the call as backward, or the call takes the first token of backward."""
     token = node.args[0] if node.args else None
     takes_first_token = isinstance(token, fx.Node) and token.op == "placeholder" and token.name.startswith("tangents")
     return node.meta.get("partitioner_tag") == "is_backward" or takes_first_token

@@ -1,9 +1,9 @@
-"""Keeps what backward reads of inputs that forward writes over.
+"""Keeps the contents of inputs that backward reads and forward overwrites.
 
-A model may read a buffer and then update it, as a queue of negatives, a moving average or a history of maxima. The
-joint graph is functional: it reads the input as it was before the step, and copies the new content into it at the end
-of forward. A call that runs in backward, for the first time or again, would read the new content. PyTorch's own
-partition does not look at that either.
+A model may read a buffer and then update it, for instance a queue of negatives, a moving average or a history of
+maxima. The joint graph is functional: it reads the input as it was before the step, and copies the new content into it
+at the end of forward. A call that runs in backward, for the first time or as a rerun, would read the new content.
+PyTorch's own partition does not consider that either.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ torch.library.impl("headroom::copy", "CompositeExplicitAutograd", torch.clone)
 
 
 def keep_what_forward_overwrites(joint: fx.GraphModule, output_count: int) -> None:
-    """Has no call that may run in backward read an input that forward writes over.
+    """Changes the graph so that no call that may run in backward reads an input that forward overwrites.
 
-    Forward calls whose results are no larger than the input are not run again. Where that is not enough, forward makes
-    a copy of the input before it changes, and every call reads that.
+    Forward calls whose results are no larger than the input are not rerun. If that is not enough, forward copies the
+    input before it changes, and every call reads the copy.
     """
     writes = [node for node in joint.graph.nodes if is_forward_write(node) and node.target is aten.copy_.default]
     if not writes:
         return
     results = pytree.arg_tree_leaves(*joint.graph.output_node().args)
     late_writes = [node for node in joint.graph.nodes if is_backward_write(node)]
-    in_forward = ancestors([*results[:output_count], *[one for node in writes for one in node.args[1:]]])
-    in_backward = ancestors([*results[output_count:], *[one for node in late_writes for one in node.args[1:]]])
+    in_forward = ancestors([*results[:output_count], *[value for node in writes for value in node.args[1:]]])
+    in_backward = ancestors([*results[output_count:], *[value for node in late_writes for value in node.args[1:]]])
     for write in writes:
         source = write.args[0]
         aliases = _aliases_of(source)
         readers = [node for node in _users(aliases) if node.op == "call_function" and not is_write(node)]
         at_risk = [node for node in readers if node in in_backward]
-        is_result = any(one in aliases for one in results[output_count:])
+        is_result = any(result in aliases for result in results[output_count:])
         if not at_risk and not is_result:
             continue
         limit = storage_bytes(source.meta["val"])
@@ -62,12 +62,12 @@ def is_write(node: fx.Node) -> bool:
 
 
 def is_forward_write(node: fx.Node) -> bool:
-    """Whether a node of a joint graph changes memory in forward."""
+    """Returns whether a node of a joint graph changes memory in forward."""
     return node.op == "call_function" and partitioners._must_be_in_forward(node)
 
 
 def is_backward_write(node: fx.Node) -> bool:
-    """Whether a node of a joint graph changes memory in backward."""
+    """Returns whether a node of a joint graph changes memory in backward."""
     return node.op == "call_function" and partitioners._must_be_in_backward(node)
 
 
@@ -82,7 +82,7 @@ def _aliases_of(source: fx.Node) -> dict[fx.Node, None]:
 
 
 def _shares_memory(node: fx.Node, source: fx.Node) -> bool:
-    """Whether an operator hands its input back, as those that convert do where there is nothing to convert."""
+    """Returns whether an operator returned its input itself, as conversions do if there is nothing to convert."""
     value = node.meta.get("val")
     storage = source.meta["val"].untyped_storage()._cdata
     return is_tensor(value) and value.untyped_storage()._cdata == storage
@@ -100,7 +100,7 @@ def _is_at_most(node: fx.Node, limit_bytes: int) -> bool:
 
 
 def _read_a_copy(graph: fx.Graph, source: fx.Node, output_count: int) -> fx.Node:
-    """Has all calls and results of backward read a copy of the source that forward makes; writes stay as they are."""
+    """Makes all calls and results of backward read a copy of the source that forward makes; writes stay unchanged."""
     last_input = graph.find_nodes(op="placeholder")[-1]
     with graph.inserting_after(last_input), torch.no_grad():
         copy = graph.call_function(torch.ops.headroom.copy.default, (source,))
@@ -116,7 +116,7 @@ def _read_a_copy(graph: fx.Graph, source: fx.Node, output_count: int) -> fx.Node
 
 
 def _make_in_forward(graph: fx.Graph, copy: fx.Node, write: fx.Node) -> None:
-    """Has what forward writes depend on a copy that only backward reads, so that forward makes the copy."""
+    """Makes a value that forward writes depend on a copy that only backward reads, so that forward makes the copy."""
     target = write.args[1]
     with graph.inserting_before(write), torch.no_grad():
         never = graph.call_function(aten.full.default, ([], False), {"dtype": torch.bool})

@@ -1,4 +1,4 @@
-"""The calls of a captured graph, as the program that the C++ side runs."""
+"""Turns the calls of a captured graph into the program that the C++ side runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from headroom.graph.operators import flat_results, in_place_of, needs_a_tensor, 
 from headroom.graph.rewrite import updated_by
 from headroom.graph.unsupported import located, place_of
 
-# Where a kernel lays out its result otherwise than tracing knows, what is traced as a view may need a copy.
+# Operators that are traced as views but run as reshape: they need a copy if a kernel's layout differs from the traced
+# one.
 _RESHAPES = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
@@ -46,21 +47,21 @@ def _argument(captured: Capture, updated: Sequence[fx.Node], node: fx.Node) -> o
 
 
 def _python_call(captured: Capture, call: Call) -> _C.OpCall:
-    """A higher-order operator, which the dispatcher does not know, as a function of the tensors that it reads."""
+    """Returns the call of a higher-order operator as a function of its tensors; the dispatcher does not know it."""
     node = call.node
     order: dict[fx.Node, int] = {}
-    for one in needs_a_tensor(node):
-        if one in captured.number:
-            order.setdefault(one, len(order))
+    for source in needs_a_tensor(node):
+        if source in captured.number:
+            order.setdefault(source, len(order))
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor | None]:
-        def given(one: fx.Node) -> object:
-            return tensors[order[one]] if one in order else captured.constants[one]
+        def value_of(source: fx.Node) -> object:
+            return tensors[order[source]] if source in order else captured.constants[source]
 
-        made = node.target(*fx.node.map_arg(node.args, given), **fx.node.map_arg(node.kwargs, given))
-        return [one if isinstance(one, torch.Tensor) else None for one in flat_results(made)]
+        made = node.target(*fx.node.map_arg(node.args, value_of), **fx.node.map_arg(node.kwargs, value_of))
+        return [result if isinstance(result, torch.Tensor) else None for result in flat_results(made)]
 
-    arguments = [captured.number[one] for one in order]
+    arguments = [captured.number[source] for source in order]
     return _C.make_python_call(str(node.target), run, arguments, call.makes, call.draws, place_of(node))
 
 

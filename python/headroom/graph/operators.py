@@ -1,4 +1,4 @@
-"""What is known of operators, their arguments and their results."""
+"""Properties of operators, their arguments and their results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headroom.graph.unsupported import LEAVE_OUT, Unsupported
 
 aten = torch.ops.aten
 
-# Views by what they do, though their schemas do not say so.
+# Operators that return views although their schemas do not say so.
 _QUIET_VIEWS = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
 
-# In a node's meta: it runs in forward, whether or not forward's outputs need it.
+# Key in a node's meta for nodes that run in forward whether or not forward's outputs need them.
 IN_FORWARD = "headroom_in_forward"
 
-# Operators that may write their result over their first argument, though they have no variant named for it.
+# Operators that may write their result over their first argument, though they have no in-place variant.
 _WRITE_GRAD_INPUT = {
     aten.elu_backward,
     aten.gelu_backward,
@@ -43,7 +43,7 @@ def storage_bytes(value: torch.Tensor) -> int:
 
 
 def concrete(size: object) -> int:
-    """A size as a number. A symbolic one is that of this call from now on: other sizes are planned on their own."""
+    """Returns a size as a number. A symbolic size is fixed to that of this call: other sizes are planned separately."""
     if isinstance(size, torch.SymInt) and size.node.is_nested_int():
         raise Unsupported(f"nested tensors cannot be planned; {LEAVE_OUT}")
     return as_number(size, int)
@@ -65,7 +65,7 @@ def is_view(target: object) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
     returns = target._schema.returns
-    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+    return bool(returns) and all(result.alias_info is not None and not result.alias_info.is_write for result in returns)
 
 
 def writes(target: object) -> bool:
@@ -77,7 +77,10 @@ def flat_results(value: object) -> list[object]:
 
 
 def in_place_of(target: object) -> torch._ops.OpOverload | None:
-    """The same operator on the memory of its first argument, which it takes once more at the end if it is an out."""
+    """Returns the variant of an operator that writes its result over its first argument, or None.
+
+    If the variant has an out argument, the first argument is passed once more at the end.
+    """
     if not isinstance(target, torch._ops.OpOverload):
         return None
     packet = target.overloadpacket
@@ -88,30 +91,30 @@ def in_place_of(target: object) -> torch._ops.OpOverload | None:
     variant = getattr(getattr(aten, f"{packet.__name__}_", None), target._overloadname, None)
     if variant is None:
         return None
-    names = [one.name for one in target._schema.arguments]
-    return variant if names == [one.name for one in variant._schema.arguments] else None
+    names = [argument.name for argument in target._schema.arguments]
+    return variant if names == [argument.name for argument in variant._schema.arguments] else None
 
 
 def needs_a_tensor(node: fx.Node) -> list[fx.Node]:
-    return [one for one in pytree.arg_tree_leaves(*node.args, **node.kwargs) if isinstance(one, fx.Node)]
+    return [leaf for leaf in pytree.arg_tree_leaves(*node.args, **node.kwargs) if isinstance(leaf, fx.Node)]
 
 
 def is_alias(value: torch.Tensor, node: fx.Node) -> bool:
-    """Whether an operator handed an input back, as those that convert do where there is nothing to convert."""
-    inputs = [one for one in needs_a_tensor(node) if is_tensor(one.meta.get("val"))]
+    """Returns whether an operator returned one of its inputs, as conversions do if there is nothing to convert."""
+    inputs = [source for source in needs_a_tensor(node) if is_tensor(source.meta.get("val"))]
     return bool(inputs) and any(
-        value.untyped_storage()._cdata == one.meta["val"].untyped_storage()._cdata for one in inputs
+        value.untyped_storage()._cdata == source.meta["val"].untyped_storage()._cdata for source in inputs
     )
 
 
 def normalized_arguments(node: fx.Node, reference: Callable[[fx.Node], object]) -> list[object]:
-    """All arguments in the order of the schema, defaults included, with nodes replaced."""
+    """Returns all arguments in the order of the schema, including defaults, with nodes replaced by `reference`."""
     schema = node.target._schema
-    given = list(node.args)
+    positional = list(node.args)
     arguments = []
     for position, argument in enumerate(schema.arguments):
-        if position < len(given) and not argument.kwarg_only:
-            value = given[position]
+        if position < len(positional) and not argument.kwarg_only:
+            value = positional[position]
         elif argument.name in node.kwargs:
             value = node.kwargs[argument.name]
         else:

@@ -1,7 +1,7 @@
-"""Types of results, where a kernel gives another type than tracing knows.
+"""Corrects the types of results for kernels that return another type than tracing predicts.
 
-Kernels are chosen by the types of what they read, and so are the sizes of their results and workspaces. On the CPU, for
-instance, the statistics of a norm with bf16 inputs and fp32 weights are fp32, where tracing says bf16.
+The types of inputs select kernels, and with them the sizes of results and workspaces. On the CPU, for instance, the
+statistics of a norm with bf16 inputs and fp32 weights are fp32, while tracing says bf16.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from headroom.graph.operators import flat_results, is_tensor, needs_a_tensor, st
 
 
 class RealTypes:
-    """The nodes of a graph whose values have another type than was traced. Calls are shown to it in order."""
+    """The nodes of a graph whose values have another type than the traced one. It sees calls in their order."""
 
     def __init__(self, captured: Capture) -> None:
         self._captured = captured
         self._changed: set[fx.Node] = set()
 
     def infer(self, call: Call) -> None:
-        """Infers the types of a call's results anew, if it reads a value whose type has changed."""
+        """Infers the types of a call's results again, if it reads a value whose type has changed."""
         node = call.node
         if not isinstance(node.target, torch._ops.OpOverload) or self._changed.isdisjoint(needs_a_tensor(node)):
             return
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta.get("val"))
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta.get("val"))
         try:
             with next(iter(self._changed)).meta["val"].fake_mode:
                 results = flat_results(node.target(*args, **kwargs))
-        except Exception:  # A kernel may take what its fake does not; then only a measurement can tell.
+        except Exception:  # A kernel may accept what its fake rejects; only a measurement can tell.
             return
         self.set(call, [result.dtype if is_tensor(result) else None for result in results])
 
     def set(self, call: Call, dtypes: Sequence[torch.dtype | None]) -> None:
-        """Takes note of the types that a call's results really have, and of their bytes; None: as was traced."""
+        """Records the real types of a call's results, and their bytes. None: as traced."""
         node = call.node
         is_single = is_tensor(node.meta.get("val"))
         for result in [node] if is_single else [user for user in node.users if user.target is operator.getitem]:

@@ -1,4 +1,4 @@
-"""Changes to the joint graph: what plain training calls is called, and backward reads what forward read."""
+"""Rewrites the joint graph to call what eager calls, and to let backward read what forward read."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ aten = torch.ops.aten
 
 
 def call_eager_batch_norms(joint: fx.GraphModule) -> None:
-    """Calls cuDNN's batch norm where plain training does.
+    """Calls cuDNN's batch norm where eager does.
 
-    Tracing turns every batch norm into the one without cuDNN; `_batch_norm_with_update` chooses as plain training does,
-    and gives one more result, which backward takes.
+    Tracing turns every batch norm into the one without cuDNN. `_batch_norm_with_update` selects as eager does, and
+    returns one more result, which backward reads.
     """
     graph = joint.graph
     for node in graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_functional.default):
         image, weight, bias, mean, variance, training, momentum, eps = node.args
         if not training or weight is None or not _calls_cudnn(node):
             continue
-        backwards = [one for one in _readers(node, 1) if one.target is aten.native_batch_norm_backward.default]
+        backwards = [reader for reader in _readers(node, 1) if reader.target is aten.native_batch_norm_backward.default]
         if len(backwards) != 1 or not backwards[0].args[7]:
             continue
         with graph.inserting_before(node):
@@ -55,7 +55,8 @@ def call_eager_batch_norms(joint: fx.GraphModule) -> None:
     joint.recompile()
 
 
-# Batch norms that give their statistics anew: what plain training calls, and how many results it has.
+# Functional batch norms, which return new statistics. For each, the operator that eager calls and its number of
+# results.
 _UPDATING = {
     aten._native_batch_norm_legit_functional.default: (aten.native_batch_norm.default, 3),
     aten._batch_norm_with_update_functional.default: (aten.cudnn_batch_norm.default, 4),
@@ -64,27 +65,27 @@ _BACKWARD = (aten.native_batch_norm_backward.default, aten.batch_norm_backward.d
 
 
 def update_statistics(joint: fx.GraphModule, forward_output_count: int) -> None:
-    """Has batch norms write running statistics where they are, as plain training does.
+    """Makes batch norm update its running statistics in place, as eager does.
 
-    Tracing has them made anew, and AOTAutograd copies them back; where they are the same there is nothing to copy. Left
-    as it is where somebody else reads them, and where forward would do without the batch norm but for them.
+    Tracing makes it return new statistics, which AOTAutograd copies back; without new ones there is nothing to copy. A
+    batch norm stays unchanged if other calls read its statistics, or if forward needs it only for the statistics.
     """
     graph = joint.graph
     goes_to = dict(_input_updates(joint))
     outputs = pytree.arg_tree_leaves(*graph.output_node().args)[:forward_output_count]
-    needed = ancestors([one for one in outputs if one not in goes_to])
-    for node in [one for one in graph.nodes if one.target in _UPDATING and one in needed]:
+    needed = ancestors([output for output in outputs if output not in goes_to])
+    for node in [node for node in graph.nodes if node.target in _UPDATING and node in needed]:
         target, kept = _UPDATING[node.target]
         image, weight, bias, mean, variance, *training, momentum, eps = node.args
         if target is aten.cudnn_batch_norm.default and image.meta["val"].device.type != "cuda":
             continue
-        parts = {one.args[1]: one for one in node.users}
+        parts = {part.args[1]: part for part in node.users}
         statistics = [(parts.get(kept), mean), (parts.get(kept + 1), variance)]
-        if not all(training) or not all(_is_only_written(one, given, goes_to) for one, given in statistics):
+        if not all(training) or not all(_is_only_written(updated, old, goes_to) for updated, old in statistics):
             continue
-        for one, given in statistics:
-            one.replace_all_uses_with(given)
-            graph.erase_node(one)
+        for updated, old in statistics:
+            updated.replace_all_uses_with(old)
+            graph.erase_node(updated)
         with graph.inserting_before(node):
             new = graph.call_function(target, (image, weight, bias, mean, variance, True, momentum, eps))
         new.meta = {**node.meta, "val": node.meta["val"][:kept], "updates": (mean, variance)}
@@ -93,15 +94,18 @@ def update_statistics(joint: fx.GraphModule, forward_output_count: int) -> None:
     joint.recompile()
 
 
-def _is_only_written(one: fx.Node | None, given: fx.Node, goes_to: dict[fx.Node, fx.Node | None]) -> bool:
-    """Whether what is made of an input takes its place, and nothing else comes of either; backward does not look."""
-    if one is None or goes_to.get(one) is not given or len(given.users) != 1:
+def _is_only_written(updated: fx.Node | None, old: fx.Node, goes_to: dict[fx.Node, fx.Node | None]) -> bool:
+    """Returns whether an updated statistic replaces an input, and neither has other readers.
+
+    Backward in training does not read the statistics.
+    """
+    if updated is None or goes_to.get(updated) is not old or len(old.users) != 1:
         return False
-    return all(user.op == "output" or user.target in _BACKWARD for user in one.users)
+    return all(user.op == "output" or user.target in _BACKWARD for user in updated.users)
 
 
 def _input_updates(joint: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """Forward outputs that AOTAutograd copies into inputs after forward, each with its input."""
+    """Yields the forward outputs that AOTAutograd copies into inputs after forward, each with its input."""
     inputs = {node.meta.get("desc"): node for node in joint.graph.find_nodes(op="placeholder")}
     output = joint.graph.output_node()
     if "desc" not in output.meta:
@@ -114,14 +118,14 @@ def _input_updates(joint: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.Node]]:
             yield value, inputs[description.mutated_input]
 
 
-# Arguments of attention kernels that say what is not attended to.
+# Names of the arguments of attention kernels that mask what is not attended to.
 _MASKS = ("attn_mask", "attn_bias")
 
 
 def share_masks(joint: fx.GraphModule) -> None:
-    """Has attention kernels read one mask where each layer would convert the same one for itself.
+    """Makes attention kernels share one mask that each layer would convert for itself.
 
-    Plain training converts a mask of booleans in every call of attention, and keeps the result for backward.
+    Eager converts a mask of booleans in every attention call, and saves the result for backward.
     """
     numbers: dict[fx.Node, int] = {}
     first_of: dict[int, fx.Node] = {}
@@ -140,24 +144,24 @@ def share_masks(joint: fx.GraphModule) -> None:
 
 
 def _computation(node: fx.Node, numbers: dict[fx.Node, int]) -> str:
-    """Returns what is the same for nodes that compute the same of the same inputs, and for no others."""
+    """Returns a key that is equal exactly for nodes that compute the same from the same inputs."""
     tags = getattr(node.target, "tags", ())
     is_function = isinstance(node.target, torch._ops.OpOverload) and not writes(node.target)
     if node.target is not operator.getitem and (not is_function or torch.Tag.nondeterministic_seeded in tags):
         return node.name
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: f"%{numbers[one]}")
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: f"%{numbers[source]}")
     return f"{node.target} {args} {kwargs}"
 
 
-# Operators that make a tensor for others to fill.
+# Operators that allocate a tensor for others to fill.
 _FACTORIES = (aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default)
 
 
 def draw_in_layout(joint: fx.GraphModule) -> None:
-    """Draws dropout's masks in the layout of its input, as plain training does.
+    """Draws dropout masks in the layout of their input, as eager does.
 
-    Tracing turns `empty_like(x).bernoulli_(p)` into an operator whose result is contiguous, so that for another layout
-    the numbers go to other elements.
+    Tracing turns `empty_like(x).bernoulli_(p)` into an operator with a contiguous result. In another layout, the random
+    numbers would go to other elements.
     """
     for node in joint.graph.find_nodes(op="call_function", target=aten.bernoulli.p):
         like = node.args[0]
@@ -170,7 +174,7 @@ def draw_in_layout(joint: fx.GraphModule) -> None:
 
 
 def drop_unused_statistics(joint: fx.GraphModule) -> None:
-    """Removes running statistics from the arguments of batch norm's backward in training, which does not read them."""
+    """Removes running statistics from the arguments of batch norm's backward, which does not read them in training."""
     for target in _BACKWARD:
         for node in joint.graph.find_nodes(op="call_function", target=target):
             if node.args[7] is True:
@@ -180,8 +184,8 @@ def drop_unused_statistics(joint: fx.GraphModule) -> None:
 def protect_changed_inputs(joint: fx.GraphModule, forward_output_count: int) -> None:
     """Keeps backward from reading inputs that the step has changed by then, such as moving averages.
 
-    AOTAutograd writes the new values after forward. A forward call whose results are no larger than the input is not
-    rerun. Larger calls, and all that backward runs, read a copy that forward makes.
+    AOTAutograd writes the new contents after forward. A forward call whose results are no larger than the input is not
+    rerun. Larger calls, and all calls of backward, read a copy that forward makes.
     """
     outputs = pytree.arg_tree_leaves(*joint.graph.output_node().args)[:forward_output_count]
     in_forward = ancestors(outputs)
@@ -213,7 +217,7 @@ def _copy_in_forward(graph: fx.Graph, source: fx.Node) -> fx.Node:
 
 
 def _aliases(source: fx.Node) -> Iterator[fx.Node]:
-    """The node and all views of it that are tensors."""
+    """Yields the node and all views of it that are tensors."""
     if is_tensor(source.meta.get("val")):
         yield source
     for user in source.users:
@@ -234,7 +238,7 @@ def _result_bytes(node: fx.Node) -> int:
 
 
 def ancestors(nodes: Iterable[object]) -> set[fx.Node]:
-    """Returns the nodes among these and all that they depend on."""
+    """Returns the nodes among `nodes` and all nodes that they depend on."""
     seen: set[fx.Node] = set()
     stack = [node for node in nodes if isinstance(node, fx.Node)]
     while stack:
@@ -246,13 +250,13 @@ def ancestors(nodes: Iterable[object]) -> set[fx.Node]:
 
 
 def updated_by(node: fx.Node) -> Sequence[fx.Node]:
-    """The arguments that a call writes to, the first time that it runs in a step, and does without afterwards."""
+    """Returns the arguments that a call updates in its first run of a step; reruns do without them."""
     return node.meta.get("updates", ())
 
 
 def _calls_cudnn(node: fx.Node) -> bool:
     image, weight, bias, mean, variance, training, _, eps = (
-        one.meta["val"] if isinstance(one, fx.Node) else one for one in node.args
+        argument.meta["val"] if isinstance(argument, fx.Node) else argument for argument in node.args
     )
     if image.device.type != "cuda":
         return False
@@ -261,8 +265,8 @@ def _calls_cudnn(node: fx.Node) -> bool:
 
 
 def _readers(node: fx.Node, part: int) -> list[fx.Node]:
-    parts = [one for one in node.users if one.target is operator.getitem and one.args[1] == part]
-    return [user for one in parts for user in one.users]
+    parts = [item for item in node.users if item.target is operator.getitem and item.args[1] == part]
+    return [user for item in parts for user in item.users]
 
 
 def _replace_parts(graph: fx.Graph, old: fx.Node, new: fx.Node, index_of: dict[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Has Dynamo trace the sizes of one call, and AOTAutograd the kernels that eager calls."""
+"""Makes Dynamo trace the sizes of a single call, and AOTAutograd the kernels that eager calls."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 from headroom.graph.operators import concrete
 from headroom.graph.rewrite import ancestors
 
-# Operators that PyTorch decomposes in Python while it traces, though eager runs a kernel, or another decomposition, of
-# which the results differ in their last bits.
+# Operators that PyTorch decomposes in Python while it traces, whereas eager runs a kernel or another decomposition,
+# whose results differ in their last bits.
 _DECOMPOSED = (
     "_upsample_bicubic2d_aa",
     "_upsample_bilinear2d_aa",
@@ -43,7 +43,7 @@ _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 @contextlib.contextmanager
 def eager_kernels() -> Iterator[None]:
-    """Removes PyTorch's decompositions of `_DECOMPOSED` while it lasts. Dynamo compiles one graph at a time."""
+    """Returns a context without PyTorch's decompositions of `_DECOMPOSED`. Dynamo compiles one graph at a time."""
     removed = []
     packets = [getattr(torch.ops.aten, name) for name in _DECOMPOSED if hasattr(torch.ops.aten, name)]
     for operator in [getattr(packet, name) for packet in packets for name in packet.overloads()]:
@@ -60,11 +60,11 @@ def eager_kernels() -> Iterator[None]:
 
 
 def forget_numbers(gm: fx.GraphModule) -> None:
-    """Has the example values that Dynamo has written to nodes keep no real tensors of the numbers in the model.
+    """Makes Dynamo's example values in the nodes keep no real tensors made from the model's numbers.
 
-    They would do so, by their autograd histories and as constants, for as long as the compiled graph lives. Graphs
-    inside, as of checkpoints and of autograd functions, have such values too, and so have nodes that were erased: the
-    graph still knows their names.
+    Otherwise the values would keep them, as constants and in autograd histories, for as long as the compiled graph
+    lives. Nested graphs, of checkpoints and of autograd functions, have such values too. So have erased nodes, whose
+    names the graph still knows.
     """
     for graph in [module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)]:
         erased = [named for named in graph._graph_namespace._obj_to_name if isinstance(named, fx.Node)]
@@ -74,7 +74,7 @@ def forget_numbers(gm: fx.GraphModule) -> None:
 
 
 def _alone(value: FakeTensor) -> FakeTensor:
-    """Returns a value that keeps no other tensors, with the same metadata."""
+    """Returns a value with the same metadata that keeps no other tensors alive."""
     if value.grad_fn is None and value.constant is None:
         return value
     alone = value.detach()
@@ -82,20 +82,20 @@ def _alone(value: FakeTensor) -> FakeTensor:
     return alone.requires_grad_(value.requires_grad)
 
 
-# Where transformers makes masks, and repeats the heads of keys and values beside a mask.
+# Files in which transformers makes masks, and repeats the heads of keys and values beside a mask.
 _MAKES_MASKS = "transformers/masking_utils.py"
 _REPEATS_HEADS = "transformers/integrations/sdpa_attention.py"
-# Heads up to this size transformers hands to attention without repeating them.
+# Maximum size of heads that transformers passes to attention without repeating them.
 _MAX_SHARED_HEAD = 256
 
 
 def drop_full_masks(gm: fx.GraphModule) -> None:
-    """Removes attention masks that do not depend on the model's inputs and that eager does without.
+    """Removes attention masks that do not depend on the model's inputs and that eager does not use.
 
-    Some models pass no mask in eager and write one out while they are traced. One that masks nothing is the same for
-    all keys and so expanded along them: only the attention kernel without fusion takes it. One that is causal is
-    converted and kept for backward by each layer, where eager sets `is_causal`. Beside a mask, heads that several
-    queries share are repeated as well. Other kernels also draw other random numbers for dropout.
+    Some models pass no mask in eager, but make one while they are traced. A full mask, which masks nothing, is expanded
+    along the keys, and only the unfused attention kernel takes that. A causal mask is converted and saved for backward
+    by each layer, where eager sets `is_causal`. Beside a mask, heads that several queries share are repeated as well.
+    Other kernels would also draw other random numbers for dropout.
     """
     attention = torch.nn.functional.scaled_dot_product_attention
     masks: dict[fx.Node, torch.Tensor | None] = {}
@@ -128,7 +128,7 @@ def _set_argument(node: fx.Node, position: int, name: str, value: object) -> Non
 
 
 def _is_made_in(node: fx.Node, file: str) -> bool:
-    """Whether a node comes from a line of that file itself, not of what it calls."""
+    """Returns whether a node comes from a line of that file itself, not of a function that it calls."""
     lines = [line for line in node.meta.get("stack_trace", "").splitlines() if line.startswith("  File ")]
     return bool(lines) and f'{file}"' in lines[-1].replace("\\", "/")
 
@@ -144,7 +144,7 @@ def _is_causal(mask: torch.Tensor) -> bool:
 
 
 def _constant(mask: fx.Node) -> torch.Tensor | None:
-    """Returns a mask of booleans that depends on no input."""
+    """Returns a boolean mask that depends on no input, or None."""
     example = mask.meta.get("example_value")
     reached = ancestors([mask])
     needed = [node for node in mask.graph.nodes if node in reached]
@@ -166,11 +166,11 @@ def _constant(mask: fx.Node) -> torch.Tensor | None:
 
 
 def _share_heads(node: fx.Node) -> None:
-    """Hands attention the heads of keys and values that were repeated because there was a mask, as they were before."""
+    """Gives attention the heads of keys and values from before they were repeated because of a mask."""
     if len(node.args) < 3:
         return
-    sources = [_before_repeat(one) for one in node.args[1:3]]
-    sizes = [one.meta["example_value"].shape[-1] for one in sources if one is not None]
+    sources = [_before_repeat(repeated) for repeated in node.args[1:3]]
+    sizes = [source.meta["example_value"].shape[-1] for source in sources if source is not None]
     if len(sizes) == 2 and sizes[0] == sizes[1] <= _MAX_SHARED_HEAD:
         node.update_arg(1, sources[0])
         node.update_arg(2, sources[1])
@@ -178,27 +178,27 @@ def _share_heads(node: fx.Node) -> None:
 
 
 def _before_repeat(repeated: fx.Node) -> fx.Node | None:
-    """Returns what `x[:, :, None].expand(…).reshape(…)` of transformers repeats."""
+    """Returns the tensor that `x[:, :, None].expand(…).reshape(…)` in transformers repeats, or None."""
     expanded = repeated.args[0] if repeated.op == "call_method" and repeated.target == "reshape" else None
     if expanded is None or not _is_made_in(repeated, _REPEATS_HEADS) or expanded.target != "expand":
         return None
     indexed = expanded.args[0]
     if indexed.target is not getitem or not isinstance(indexed.args[1], tuple):
         return None
-    is_new = [one is None for one in indexed.args[1]]
+    is_new = [index is None for index in indexed.args[1]]
     return indexed.args[0] if is_new == [False, False, True, False, False] else None
 
 
 def is_cut(gm: fx.GraphModule) -> bool:
-    """Whether Dynamo's graph ends where the function was cut, so that others follow it."""
+    """Returns whether Dynamo's graph ends at a graph break, so that other graphs follow it."""
     return getattr(getattr(gm, "compile_subgraph_reason", None), "graph_break", False)
 
 
 def specialize(example_inputs: Sequence[Any]) -> None:
-    """Makes Dynamo take this call's sizes as given, so that other sizes come as graphs of their own."""
-    for one in example_inputs:
-        if isinstance(one, torch.SymInt):
-            concrete(one)
-        elif isinstance(one, torch.Tensor):
-            for size in (*one.shape, *one.stride(), one.storage_offset()):
+    """Makes Dynamo specialize on the sizes of this call, so that other sizes get graphs of their own."""
+    for example in example_inputs:
+        if isinstance(example, torch.SymInt):
+            concrete(example)
+        elif isinstance(example, torch.Tensor):
+            for size in (*example.shape, *example.stride(), example.storage_offset()):
                 concrete(size)

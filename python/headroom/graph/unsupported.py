@@ -1,4 +1,4 @@
-"""Errors for what cannot be planned. They name the operator, the module and the line of the model."""
+"""Errors for what cannot be planned. They name the operator, the module and the source line of the model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LEAVE_OUT = "leave that part out of the compiled region (torch.compiler.disable)
 
 
 class Unsupported(ValueError):
-    """A model, or an operator in it, that cannot be planned; the message says what to do."""
+    """Raised for a model, or an operator in it, that cannot be planned; the message says what to do."""
 
-    is_located = False  # the message says already which operator of the model it is about
+    is_located = False  # Whether the message already names the operator.
 
 
 def module_of(node: fx.Node) -> str:
-    """The path of the module whose forward, or whose backward, the call is part of; empty: none is known."""
+    """Returns the path of the module whose forward or backward contains the call, or an empty string."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     paths = [path for path, _ in stack.values()]
     if not paths:
@@ -31,27 +31,27 @@ def module_of(node: fx.Node) -> str:
 
 
 def source_of(node: fx.Node) -> str:
-    """The line of the user's source that a call comes from; empty: none is known."""
+    """Returns the line of the user's source that a call comes from, or an empty string."""
     lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     return f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
 
 
 def place_of(node: fx.Node) -> str:
-    """The module and the line that a call comes from, for errors; empty: neither is known."""
+    """Returns the module and the line that a call comes from, for errors; empty if neither is known."""
     module, source = module_of(node), source_of(node)
     return ", ".join([*([f"module {module}"] if module else []), *([source] if source else [])])
 
 
 def location_of(node: fx.Node) -> str:
-    """The operator of a call, or the name of an input, with its module and its line where they are known."""
-    what = node.target if node.op == "call_function" else f"the input {node.name}"
+    """Returns the operator of a call, or the name of an input, with its module and line if they are known."""
+    subject = node.target if node.op == "call_function" else f"the input {node.name}"
     place = place_of(node)
-    return f"{what} ({place})" if place else str(what)
+    return f"{subject} ({place})" if place else str(subject)
 
 
 @contextlib.contextmanager
 def located(node: fx.Node) -> Iterator[None]:
-    """Turns what goes wrong inside into an Unsupported that says which operator of the model it is about."""
+    """Returns a context that turns errors into an Unsupported that names the operator of the model."""
     try:
         yield
     except Exception as error:
@@ -64,7 +64,7 @@ def located(node: fx.Node) -> Iterator[None]:
 
 
 def check_tensor(tensor: torch.Tensor) -> None:
-    """Refuses tensors whose memory is not one strided storage."""
+    """Raises Unsupported for a tensor whose memory is not one strided storage."""
     if tensor.is_nested:
         raise Unsupported(f"nested tensors cannot be planned; {LEAVE_OUT}")
     if tensor.is_quantized:
@@ -74,7 +74,7 @@ def check_tensor(tensor: torch.Tensor) -> None:
 
 
 def check_inputs(inputs: Sequence[object]) -> None:
-    """Refuses a graph by its inputs, as Dynamo hands them to a backend."""
+    """Raises Unsupported for inputs of Dynamo's graph that cannot be planned."""
     for place, tensor in enumerate(inputs):
         if not isinstance(tensor, torch.Tensor):
             continue

@@ -1,1 +1,1 @@
-"""Steps that run Inductor's kernels: partitioned by a plan, compiled, tried, and planned again."""
+"""Steps with Inductor's kernels: planned, compiled, tried, and replanned."""

@@ -33,14 +33,14 @@ for _name in ("headroom::store", "headroom::inside"):
 
 @register_lowering(torch.ops.headroom.store.default)
 def _lower_store(x: Any) -> Any:
-    """Has Inductor store what it would rather compute inside each kernel that reads it, or together with its reader."""
+    """Makes Inductor store a value that it would otherwise compute inside its readers, or fuse with one of them."""
     x.realize()
     return x
 
 
 @register_lowering(torch.ops.headroom.copy.default)
 def _lower_copy(x: Any) -> Any:
-    """Has Inductor store a copy, also of an input, which it would take for the input itself."""
+    """Makes Inductor store a copy, even of an input, for which it would otherwise use the input itself."""
     copy = lowerings[aten.clone.default](x)
     copy.realize()
     return copy
@@ -48,20 +48,20 @@ def _lower_copy(x: Any) -> Any:
 
 @register_lowering(torch.ops.headroom.inside.default)
 def _lower_inside(x: Any) -> Any:
-    """Has Inductor compute inside each kernel that reads it what it would rather store, such as random numbers."""
+    """Makes Inductor compute a value inside each reader that it would otherwise store, such as random numbers."""
     stored = x.data.data
     is_pointwise = isinstance(stored, ir.ComputedBuffer) and isinstance(stored.data, ir.Pointwise)
     return ir.TensorBox.create(stored.data) if is_pointwise else x
 
 
 class Emission:
-    """A joint graph written anew in the order of a schedule."""
+    """Rewrites a joint graph in the order of a schedule."""
 
     def __init__(self, joint: fx.GraphModule, fused: Capture) -> None:
         self.graph = fx.Graph()
         self.stored = {call.node for call in fused.calls if call.values}
-        self.now: dict[fx.Node, fx.Node] = {}  # placeholders, constants, stored results: what stands for them
-        self.random_states: dict[fx.Node, fx.Node] = {}  # of what draws: before it drew
+        self.now: dict[fx.Node, fx.Node] = {}  # New nodes of inputs, constants and live stored results.
+        self.random_states: dict[fx.Node, fx.Node] = {}  # By drawing node: the generator's state before its first run.
         for node in joint.graph.find_nodes(op="placeholder"):
             self.now[node] = self.graph.node_copy(node)
         for node in joint.graph.find_nodes(op="get_attr"):
@@ -75,16 +75,16 @@ class Emission:
         keywords: dict[str, Any] | None = None,
         **meta: Any,
     ) -> fx.Node:
-        """A call of another target in the place of a node, with what is known of that but for `meta`."""
+        """Adds a call of another target with a node's metadata, updated with `meta`."""
         new = self.graph.call_function(target, arguments, keywords)
         new.meta = {**node.meta, **meta}
         return new
 
     def get(self, node: fx.Node, inside: dict[fx.Node, fx.Node] | None = None) -> fx.Node:
-        """What stands for a node now.
+        """Returns the new node that stands for a node at this point of the schedule.
 
-        What kernels compute inside is written anew for each that reads it: of a node that several read, Inductor would
-        make one kernel, and keep its result from the first reader to the last.
+        Results that are not stored are recomputed for each reader. If several readers shared such a node, Inductor
+        would make it a kernel of its own, and keep its result from the first reader to the last.
         """
         inside = {} if inside is None else inside
         if node in self.now:
@@ -92,16 +92,16 @@ class Emission:
         if node not in inside:
             if node in self.stored:
                 raise RuntimeError(f"{node.name} is read and not there")
-            inputs = {one: self.get(one, inside) for one in node.all_input_nodes}
+            inputs = {source: self.get(source, inside) for source in node.all_input_nodes}
             new = self.graph.node_copy(node, inputs.__getitem__)
             is_random = node.target is prims.inductor_random.default
             inside[node] = self.add(node, torch.ops.headroom.inside.default, (new,)) if is_random else new
         return inside[node]
 
     def run(self, node: fx.Node, *, draws_again: bool) -> None:
-        """Writes a call whose results are stored; `draws_again`: one that draws, and that the schedule runs again."""
+        """Adds a call whose results are stored. `draws_again`: it draws random numbers, and the schedule reruns it."""
         inside: dict[fx.Node, fx.Node] = {}
-        inputs = {one: self.get(one, inside) for one in node.all_input_nodes}
+        inputs = {source: self.get(source, inside) for source in node.all_input_nodes}
         new = self.draw(node, inputs) if draws_again else self.graph.node_copy(node, inputs.__getitem__)
         if is_tensor(node.meta.get("val")):
             new = self.add(node, torch.ops.headroom.store.default, (new,))
@@ -111,14 +111,14 @@ class Emission:
                 self.now[user] = self.graph.node_copy(user, lambda _, new=new: new)
 
     def draw(self, node: fx.Node, inputs: dict[fx.Node, fx.Node]) -> fx.Node:
-        """The first time with the state of the generator kept, then from that state, so that it draws the same."""
+        """Adds a call that draws: its first run saves the generator's state, and reruns start from that state."""
         arguments = fx.map_arg(node.args, inputs.__getitem__)
         keywords = fx.map_arg(node.kwargs, inputs.__getitem__)
         state = self.random_states.get(node)
         if state is not None:
             return self.add(node, rng_prims.run_with_rng_state, (state, node.target, *arguments), keywords)
         result = node.meta["val"]
-        first = next(one for one in pytree.tree_leaves(result) if is_tensor(one))
+        first = next(tensor for tensor in pytree.tree_leaves(result) if is_tensor(tensor))
         now = torch.cuda.get_rng_state(first.device) if first.device.type == "cuda" else torch.get_rng_state()
         before = first.fake_mode.from_tensor(now)
         run_and_save = rng_prims.run_and_save_rng_state
@@ -132,11 +132,11 @@ class Emission:
 
 
 def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Forward and backward in the order of the schedule, with a copy of what it runs again for each time it does."""
+    """Returns the forward and backward graphs in the order of the schedule, with one copy of a call for each run."""
     fused, count = step.fused, step.output_count
     emission = Emission(joint, fused)
     results = pytree.arg_tree_leaves(*joint.graph.output_node().args)
-    wanted = [one for one in [*results[:count], *step.writes.values()] if isinstance(one, fx.Node)]
+    wanted = [result for result in [*results[:count], *step.writes.values()] if isinstance(result, fx.Node)]
     nodes_in: dict[int, list[fx.Node]] = {}
     for node, number in fused.number.items():
         nodes_in.setdefault(fused.value_of_tensor[number], []).append(node)
@@ -149,7 +149,9 @@ def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tupl
                 handed_on[node] = emission.get(node)
         for write, source in step.writes.items():
             inputs = {source: handed_on[source]}
-            emission.graph.node_copy(write, lambda one, inputs=inputs: inputs.get(one) or emission.get(one))
+            emission.graph.node_copy(
+                write, lambda argument, inputs=inputs: inputs.get(argument) or emission.get(argument)
+            )
         forward_nodes.update(emission.graph.nodes)
 
     steps = schedule.steps()
@@ -168,18 +170,18 @@ def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tupl
             for node in wanted:
                 if fused.value_of_tensor[fused.number[node]] in step.graph.op_inputs(op):
                     handed_on[node] = emission.get(node)
-    forward = [handed_on.get(one, one) for one in results[:count]]
-    backward = [emission.get(one) if isinstance(one, fx.Node) else one for one in results[count:]]
+    forward = [handed_on.get(result, result) for result in results[:count]]
+    backward = [emission.get(result) if isinstance(result, fx.Node) else result for result in results[count:]]
     for write in step.late_writes:
         emission.graph.node_copy(write, emission.get)
-    new_nodes = [one for one in emission.graph.nodes if one not in forward_nodes]
-    read_late = {one for node in new_nodes for one in node.all_input_nodes} | set(backward)
-    saved = [one for one in emission.graph.nodes if one in forward_nodes and one in read_late]
-    saved = [one for one in saved if one.op != "get_attr" and not one.name.startswith("tangents")]
+    new_nodes = [node for node in emission.graph.nodes if node not in forward_nodes]
+    read_late = {source for node in new_nodes for source in node.all_input_nodes} | set(backward)
+    saved = [node for node in emission.graph.nodes if node in forward_nodes and node in read_late]
+    saved = [node for node in saved if node.op != "get_attr" and not node.name.startswith("tangents")]
     emission.graph.output((*forward, *backward)).meta = dict(joint.graph.output_node().meta)
     halves = partitioners._extract_fwd_bwd_modules(
         fx.GraphModule(joint, emission.graph), saved, saved_sym_nodes=[], num_fwd_outputs=count
     )
-    # With `fallback_random`, what forward draws would be drawn in backward too, for nobody.
-    halves[1].graph.eliminate_dead_code(is_impure_node=lambda one: one.is_impure(impure_random=False))
+    # With `fallback_random`, forward's random numbers would be drawn in backward too, where nothing reads them.
+    halves[1].graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure(impure_random=False))
     return halves

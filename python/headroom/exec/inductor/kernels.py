@@ -1,4 +1,4 @@
-"""Steps that Inductor compiles: planned, tried and set right until their real peak is under the budget."""
+"""Compiles a graph with Inductor, measures its peak, and replans until the peak is within the budget."""
 
 from __future__ import annotations
 
@@ -41,10 +41,12 @@ from headroom.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-# The partition is made when its halves are compiled, and is no part of what Inductor's cache goes by.
+# Inductor options for the forward and backward graphs of any partition. The partitioner has already run when they are
+# compiled; it is removed so that it is no part of the key of Inductor's cache.
 _PARTITIONED = {"custom_partitioner_fn": None, "_pre_fusion_custom_pass": KeepDraws()}
-# What is worth storing the plan knows: Inductor is not to store of its own accord what kernels compute inside. And what
-# is dropped is to be free: Inductor would hold on to memory that it has a use for later, however much later.
+# Inductor options for a planned graph. The plan decides which results are stored, so Inductor's own thresholds for
+# storing intermediate results are set out of reach. Buffer reuse is disabled, so that dropped buffers are freed:
+# Inductor would otherwise keep a buffer until a later kernel reuses it.
 _AS_PLANNED = {
     **_PARTITIONED,
     **dict.fromkeys(("realize_reads_threshold", "realize_acc_reads_threshold", "realize_opcount_threshold"), 1000),
@@ -54,11 +56,12 @@ _AS_PLANNED = {
 
 
 def compiler_for(partitioner: Partitioner, codes: list[Any]) -> Callable[..., Any]:
-    """Inductor's compilation of one half of a step, which adds what it compiles to `codes`.
+    """Returns Inductor's compiler for the forward or backward graph; it appends each compiled graph to `codes`.
 
-    By a plan, what it stores is stored and nothing else, and convolutions that backward runs again are laid out as
-    forward's are: Inductor decides by the graph whether they are to be channels-last, and few of them in a large
-    backward are not, though what they read is. By PyTorch's own partition all is as without a budget.
+    For a planned graph, Inductor stores exactly what the plan stores, and convolutions that backward recomputes get the
+    layout that they have in forward. Inductor would decide per graph whether convolutions are channels-last, and in a
+    large backward few of them are, though their inputs are. PyTorch's own partition is compiled as it is without a
+    budget.
     """
     is_channels_last: bool | None = None
 
@@ -77,57 +80,62 @@ def compiler_for(partitioner: Partitioner, codes: list[Any]) -> Callable[..., An
 
 
 def compile_static(gm: fx.GraphModule, fakes: Sequence[Any], *options: Any) -> Callable[..., Any]:
-    """By Inductor for arguments like these, with its cache, which asks what is known of shapes.
+    """Compiles a graph with Inductor for arguments of exactly these shapes.
 
-    One thread at a time compiles: Dynamo's lock is held, as what PyTorch keeps of a compilation is shared by threads.
+    Inductor's cache needs the tracing context, which holds what is known of shapes. Only one thread compiles at a time,
+    under Dynamo's lock, because PyTorch shares the state of a compilation among threads.
     """
-    mode = next((one.fake_mode for one in fakes if is_tensor(one)), None)
+    mode = next((fake.fake_mode for fake in fakes if is_tensor(fake)), None)
     with compile_lock, tracing(TracingContext(mode)):
         return compile_fx(copy_of(gm), fakes, *options)
 
 
 def make_fakes(arguments: Sequence[Any]) -> list[Any]:
-    """Returns stand-ins without memory, of these shapes alone."""
+    """Returns fake tensors, which have no memory, with the static shapes of the arguments."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    return [mode.from_tensor(one, static_shapes=True) if is_tensor(one) else one for one in arguments]
+    return [
+        mode.from_tensor(argument, static_shapes=True) if is_tensor(argument) else argument for argument in arguments
+    ]
 
 
-# A real peak this far below the predicted one is worth one more compilation.
+# Share of the predicted peak. A plan whose measured peak is below it wastes budget, and is worth one more compilation.
 _LOOSE = 0.95
-# Plans that are compiled and tried for one budget, beside PyTorch's own partition.
+# Maximum number of plans that are compiled and tried for one budget, beside PyTorch's own partition.
 _MOST_TRIALS = 4
-# What was compiled for a graph and is kept: a step that has its former room again runs what it ran then.
+# Maximum number of compiled steps that are kept for one graph, so that a step whose available memory returns to an
+# earlier value runs what it ran then.
 _MOST_KEPT = 8
-# The part of its room that a step tried before must take for no other to be planned in its place.
+# Share of the available memory that the peak of a plan tried earlier must reach; otherwise a new plan is made.
 _CLOSE = 0.9
-# The part of the budget that must have become free before a step that recomputes is planned anew, and how often.
+# Share of the budget that must have become free before a step that recomputes is planned again.
 _MUCH_MORE = 0.05
+# Maximum number of times that a graph is planned again because memory became free.
 _MOST_LOOSENINGS = 3
 
 
 @dataclass
 class Chosen:
-    """A compiled step, and what is known of it."""
+    """A compiled step and its measurements."""
 
     run: Callable[..., Any]
-    partitioner: Partitioner | None = None  # None: nothing in it takes a gradient
+    partitioner: Partitioner | None = None  # None: nothing in the step takes a gradient.
     trial: Trial = field(default_factory=Trial)
-    expected_excess_bytes: int = 0  # of real peaks over simulated ones, as far as was known when it was planned
-    trials: int = 0  # until it was chosen
-    free_bytes: int = 0  # of the budget, when it was chosen
+    expected_excess_bytes: int = 0  # Excess of the measured over the simulated peak that the plan assumed.
+    trials: int = 0  # Trials until this step was chosen.
+    free_bytes: int = 0  # Bytes of the budget that were free when this step was chosen.
 
     @property
     def is_own(self) -> bool:
-        """Whether it is split by PyTorch's own partition."""
+        """Returns whether the step is split by PyTorch's own partition."""
         return self.partitioner is not None and self.partitioner.schedule is None
 
     @property
     def excess_bytes(self) -> int:
-        """The real peak over the simulated one."""
+        """Returns the measured peak minus the simulated peak, in bytes."""
         return self.peak_bytes(self.partitioner.rest) - self.partitioner.planned_bytes()
 
     def peak_bytes(self, rest: Rest) -> int:
-        """Returns the bytes that a step adds at its peak, with this rest of the step."""
+        """Returns the bytes that a step adds at its peak, beside this rest of the step."""
         return max(self.trial.added_bytes + rest.left_bytes, self.trial.held_bytes + rest.peak_bytes)
 
     def fits(self) -> bool:
@@ -137,38 +145,52 @@ class Chosen:
         return self.trial.is_complete and peak <= self.partitioner.allowed_bytes()
 
     def recomputes(self) -> bool:
-        by = self.partitioner
-        return by is not None and by.schedule is not None and by.time_ns > by.step.plain_time_ns
+        partitioner = self.partitioner
+        return (
+            partitioner is not None
+            and partitioner.schedule is not None
+            and partitioner.time_ns > partitioner.step.plain_time_ns
+        )
 
     def planned(self) -> Planned:
-        by = self.partitioner
-        measured = self.peak_bytes(by.rest)
-        # Of PyTorch's own partition only the trial knows.
-        predicted = measured if self.is_own else by.planned_bytes() + self.expected_excess_bytes
-        return Planned(predicted, by.allowed_bytes(), by.time_ns, by.step.plain_time_ns, measured, self.trials)
+        partitioner = self.partitioner
+        measured = self.peak_bytes(partitioner.rest)
+        # The simulation does not cover PyTorch's own partition, so the measured peak is the prediction.
+        predicted = measured if self.is_own else partitioner.planned_bytes() + self.expected_excess_bytes
+        return Planned(
+            predicted,
+            partitioner.allowed_bytes(),
+            partitioner.time_ns,
+            partitioner.step.plain_time_ns,
+            measured,
+            self.trials,
+        )
 
 
 def choose(
     gm: fx.GraphModule, arguments: Sequence[Any], settings: Settings, rest: Rest | None, tried: list[Chosen]
 ) -> Chosen:
-    """Plans, compiles and tries a step until its real peak is under the budget; once more if it is far below.
+    """Plans, compiles and tries a step until its measured peak is within the budget.
 
-    Adds what it tries to `tried`, and learns from what is there. Where nothing fits, what was found last does not.
+    If the measured peak of the first plan is far below its predicted one, one more plan is tried. Every compiled step
+    is appended to `tried`, and the steps already in `tried` supply the assumed excess. If no step fits, returns the
+    last one, which does not fit.
     """
-    tensors = [one for one in arguments if is_tensor(one)]
+    tensors = [tensor for tensor in arguments if is_tensor(tensor)]
     device = device_of(tensors)
-    if not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
+    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         return Chosen(compile_static(gm, make_fakes(arguments)))
     trial_arguments = Arguments(arguments, find_changed(gm, make_fakes(arguments)))
-    # The next plan is to fit at once: a trial that is over the budget is memory that the user sees.
-    complete = [one for one in tried if one.trial.is_complete and not one.is_own]
-    excess_bytes = max([one.excess_bytes for one in complete], default=None)
+    # Assume the largest excess measured so far, so that the next plan fits at once: the user sees the memory of a trial
+    # that exceeds the budget.
+    complete = [candidate for candidate in tried if candidate.trial.is_complete and not candidate.is_own]
+    excess_bytes = max([candidate.excess_bytes for candidate in complete], default=None)
     by_plan = _is_own_too_large(tried, settings, device)
     best: Chosen | None = None
     plans = trials = 0
     while True:
         trials += 1
-        # The last one is for what takes least, where nothing else fits.
+        # The last trial is of the plan with the smallest peak, if nothing else has fitted.
         expected_bytes = excess_bytes or 0
         excess = expected_bytes if best is not None or plans + 1 < _MOST_TRIALS else None
         outside = outside_bytes(tensors, device)
@@ -176,8 +198,9 @@ def choose(
         patches = {"custom_partitioner_fn": partitioner}
         before = meter_of(device).current_bytes()
         codes: list[Any] = []
-        # Without AOTAutograd's cache, which goes by the graph before the partition. Backward is compiled at once, and
-        # not in the middle of the trial, where what compiling takes would come on top of saved tensors.
+        # AOTAutograd's cache is off, because its key is the graph before partitioning. Backward is compiled together
+        # with forward, not in the middle of the trial, where the memory that compilation needs would add to the saved
+        # activations.
         with torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
             compiled = compile_static(gm, make_fakes(arguments), compiler_for(partitioner, codes), patches)
         left_by_compiling = meter_of(device).current_bytes() - before
@@ -185,80 +208,84 @@ def choose(
         if partitioner.step is None:
             return Chosen(compiled)
         partitioner.set_aside(left_by_compiling + trial.left_bytes)
-        found = Chosen(compiled, partitioner, trial, expected_bytes)
-        tried.append(found)
-        peak = found.peak_bytes(partitioner.rest)
-        by = "PyTorch's own partition" if found.is_own else f"a plan of {partitioner.planned_bytes()} bytes"
+        candidate = Chosen(compiled, partitioner, trial, expected_bytes)
+        tried.append(candidate)
+        peak = candidate.peak_bytes(partitioner.rest)
+        name = "PyTorch's own partition" if candidate.is_own else f"a plan of {partitioner.planned_bytes()} bytes"
         took = "took" if trial.is_complete else "was stopped at"
-        given = (by, took, peak, partitioner.allowed_bytes(), left_by_compiling, trial.left_bytes)
-        _log.info("%s %s %d bytes of %d; %d stayed after compiling, %d after running", *given)
-        if found.fits() and (best is None or peak > best.peak_bytes(best.partitioner.rest)):
-            best = found
+        details = (name, took, peak, partitioner.allowed_bytes(), left_by_compiling, trial.left_bytes)
+        _log.info("%s %s %d bytes of %d; %d stayed after compiling, %d after running", *details)
+        if candidate.fits() and (best is None or peak > best.peak_bytes(best.partitioner.rest)):
+            best = candidate
         if not trial.is_complete:
-            gc.collect()  # what its frames held
-        if found.is_own:  # of which the simulation knows little
-            if found.fits():
+            gc.collect()  # Free what the frames of the stopped trial held.
+        if candidate.is_own:  # The simulation does not cover PyTorch's own partition.
+            if candidate.fits():
                 break
             by_plan = True
             continue
         plans += 1
         is_close = peak >= _LOOSE * (partitioner.aimed_bytes() + expected_bytes)
-        if (found.fits() and (is_close or plans > 1)) or (best is not None and best is not found):
+        if (candidate.fits() and (is_close or plans > 1)) or (best is not None and best is not candidate):
             break
-        if plans == _MOST_TRIALS or (not found.fits() and partitioner.is_smallest):
+        if plans == _MOST_TRIALS or (not candidate.fits() and partitioner.is_smallest):
             break
-        excess_bytes = found.excess_bytes if trial.is_complete else 2 * found.excess_bytes
-    return replace(found if best is None else best, trials=trials)
+        excess_bytes = candidate.excess_bytes if trial.is_complete else 2 * candidate.excess_bytes
+    return replace(candidate if best is None else best, trials=trials)
 
 
 def _is_own_too_large(tried: Sequence[Chosen], settings: Settings, device: torch.device) -> bool:
-    """Whether PyTorch's own partition was tried and need not be compiled again: stopped trials say less."""
+    """Returns whether PyTorch's own partition was tried and need not be compiled again.
+
+    A complete trial measured its peak. A stopped one says only that its limit was too low.
+    """
     limit = settings.limit_bytes()
     room = None if limit is None else limit - meter_of(device).current_bytes()
     return any(
-        one.is_own and (one.trial.is_complete or room is None or room <= one.partitioner.allowed_bytes())
-        for one in tried
+        candidate.is_own
+        and (candidate.trial.is_complete or room is None or room <= candidate.partitioner.allowed_bytes())
+        for candidate in tried
     )
 
 
-# Steps after a plan in which the rest of the step is measured, and in how many at most. On a GPU that starts the
-# device's one peak anew, so it must end.
+# Steps after each plan in which the rest of the step is measured.
 _LEARNING_STEPS = 3
+# Maximum number of measured steps of one graph. On a GPU each measurement resets the device's only peak counter.
 _MOST_LEARNING_STEPS = 10
 
 
 class Kernels:
-    """One graph of Dynamo's. Compiled in the first call, and anew when what was chosen has no room any more.
+    """One of Dynamo's graphs, compiled in the first call and again when the chosen step no longer fits.
 
-    A trial knows neither of the graphs that run between this one's forward and backward nor of what else does, such as
-    a loss. A plan assumes an ordinary loss at first; in the first steps that rest of the step is measured, and is part
-    of every plan from then on. Where a graph in it has no room, this one is planned anew with less.
+    A trial sees neither the graphs that run between this graph's forward and backward nor other work there, such as a
+    loss. The first plan assumes an ordinary loss. The first steps measure the rest of the step, and every later plan
+    includes it. If a graph in that rest does not fit, this graph is planned again with less.
     """
 
     def __init__(self, gm: fx.GraphModule, settings: Settings) -> None:
         specialize([node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")])
         self.gm = gm
         self.settings = settings
-        self.lock = threading.RLock()  # of what follows
-        self.learned: deque[Rest] = deque()  # by backwards on any thread
-        self.asked: deque[int] = deque()  # bytes for the rest of the step, by graphs that had no room in it
-        self.device: torch.device | None = None  # None: not called yet
-        self.with_history: list[int] = []  # positions of arguments that other graphs may have made
+        self.lock = threading.RLock()  # Guards the members below, except the two queues.
+        self.learned: deque[Rest] = deque()  # Measured rests of the step, appended by backwards on any thread.
+        self.asked: deque[int] = deque()  # Bytes for the rest of the step, asked for by graphs in it that did not fit.
+        self.device: torch.device | None = None  # None: not called yet.
+        self.with_history: list[int] = []  # Positions of arguments that other graphs may have computed.
         self.chosen: Chosen | None = None
         self.tried: list[Chosen] = []
-        self.rest: Rest | None = None  # None: not known yet
-        self.wanted_bytes = 0  # for the rest of the step
-        self.inner: weakref.WeakSet[Kernels] = weakref.WeakSet()  # graphs that have run in the rest of the step
-        self.is_good = False  # what was chosen need not be planned anew, as far as is known
-        self.steps = 0  # that were watched since the last plan
-        self.watches = 0
-        self.loosenings = 0
+        self.rest: Rest | None = None  # None: not known yet.
+        self.wanted_bytes = 0  # Bytes that graphs in the rest of the step asked for.
+        self.inner: weakref.WeakSet[Kernels] = weakref.WeakSet()  # Graphs that have run in the rest of the step.
+        self.is_good = False  # Whether the chosen step fits, as far as is known.
+        self.steps = 0  # Watched steps since the last plan.
+        self.watches = 0  # Watched steps in all.
+        self.loosenings = 0  # Plans that were made because memory became free.
 
     def __call__(self, *arguments: Any) -> Any:
         count_graph()
-        if self.device is None:  # Dynamo's guards have it hold for all calls.
-            self.device = device_of([one for one in arguments if is_tensor(one)])
-            self.with_history = [i for i, one in enumerate(arguments) if _may_have_history(one)]
+        if self.device is None:  # Dynamo's guards make both hold for every call.
+            self.device = device_of([argument for argument in arguments if is_tensor(argument)])
+            self.with_history = [i for i, argument in enumerate(arguments) if _may_have_history(argument)]
         device = self.device
         flights = flights_of_this_thread(self.settings, device)
         limit = self.settings.limit_bytes()
@@ -296,7 +323,7 @@ class Kernels:
             self.is_good = False
 
     def peak_bytes(self, chosen: Chosen) -> int:
-        """Returns the bytes that a step adds at its peak, as far as the rest of the step is known."""
+        """Returns the bytes that a step adds at its peak, beside the rest of the step as far as it is known."""
         return chosen.peak_bytes(chosen.partitioner.rest if self.rest is None else self.rest)
 
     def has_room(self, limit: int | None, meter: _C.Meter) -> bool:
@@ -305,11 +332,11 @@ class Kernels:
         room = limit - self.peak_bytes(self.chosen)
         if meter.current_bytes() <= room:
             return True
-        gc.collect()  # What nobody has any more counts as memory in use until then.
+        gc.collect()  # Tensors in unreachable reference cycles count as memory in use until they are collected.
         return meter.current_bytes() <= room
 
     def has_much_more(self, limit: int | None, before_bytes: int) -> bool:
-        """Whether a step that recomputes has much more room than when it was chosen."""
+        """Returns whether a step that recomputes has much more memory available than when it was chosen."""
         if limit is None or self.loosenings == _MOST_LOOSENINGS or self.steps < _LEARNING_STEPS:
             return False
         free = limit - before_bytes - self.peak_bytes(self.chosen) if self.chosen.recomputes() else 0
@@ -318,7 +345,7 @@ class Kernels:
     def plan(self, arguments: Sequence[Any], outer: Flight | None) -> None:
         gc.collect()
         limit = self.settings.limit_bytes()
-        device = device_of([one for one in arguments if is_tensor(one)])
+        device = device_of([argument for argument in arguments if is_tensor(argument)])
         with unwatched(), watches_paused(), hidden():
             for rest in self.rests():
                 chosen = self.find_tried(limit, device, rest)
@@ -346,21 +373,21 @@ class Kernels:
                 self.settings.on_plan(self.chosen.planned())
 
     def rests(self) -> list[Rest | None]:
-        """Returns the rests of the step to plan with, each where nothing fits beside the one before it.
+        """Returns the rests of the step to plan with, in order; each is used if nothing fits beside the one before it.
 
-        The last leaves the graphs in it as little as they can run with.
+        The last one assumes that the graphs in the rest run their smallest plans.
         """
         if self.settings.limit_bytes() is None:
             return [Rest()]
         if self.rest is None:
             return [None]
-        spare = sum(one.spare_bytes() for one in self.inner if one is not self)
+        spare = sum(kernels.spare_bytes() for kernels in self.inner if kernels is not self)
         wanted = self.rest._replace(peak_bytes=max(self.rest.peak_bytes, self.wanted_bytes))
-        least = self.rest._replace(peak_bytes=max(self.rest.peak_bytes - spare, self.rest.left_bytes))
-        return list(dict.fromkeys([wanted, least]))
+        smallest = self.rest._replace(peak_bytes=max(self.rest.peak_bytes - spare, self.rest.left_bytes))
+        return list(dict.fromkeys([wanted, smallest]))
 
     def spare_bytes(self) -> int:
-        """Returns the bytes that it takes beyond its smallest plan."""
+        """Returns the bytes at this graph's peak beyond those of its smallest plan."""
         chosen = self.chosen
         if chosen is None or chosen.partitioner is None:
             return 0
@@ -368,35 +395,46 @@ class Kernels:
         return max(self.peak_bytes(chosen) - excess - chosen.partitioner.smallest_bytes(), 0)
 
     def find_tried(self, limit: int | None, device: torch.device, rest: Rest | None) -> Chosen | None:
-        """Returns what was tried before and is good for this room: PyTorch's own partition, or a plan that fills it."""
+        """Returns a step tried earlier that suits the available memory, or None.
+
+        It is PyTorch's own partition if that fits, or else a plan whose peak is close to the available memory.
+        """
         if limit is None or rest is None:
             return None
         room = limit - meter_of(device).current_bytes()
-        fitting = [one for one in self.tried if one.trial.is_complete and one.peak_bytes(rest) <= room]
-        best = min(fitting, key=lambda one: (not one.is_own, one.partitioner.time_ns), default=None)
+        fitting = [
+            candidate for candidate in self.tried if candidate.trial.is_complete and candidate.peak_bytes(rest) <= room
+        ]
+        best = min(fitting, key=lambda candidate: (not candidate.is_own, candidate.partitioner.time_ns), default=None)
         if best is None or not (best.is_own or best.peak_bytes(rest) >= _CLOSE * room):
             return None
-        by = copy.copy(best.partitioner)
-        by.rest, by.budget_bytes = rest, by.resident_bytes + room
-        return replace(best, partitioner=by)
+        partitioner = copy.copy(best.partitioner)
+        partitioner.rest, partitioner.budget_bytes = rest, partitioner.resident_bytes + room
+        return replace(best, partitioner=partitioner)
 
     def error(self) -> BudgetError:
-        by = self.chosen.partitioner  # of the smallest plan: the last one that is tried
-        # The results of a step are often there until the next one has made its own.
-        smallest = named_bytes(self.chosen.peak_bytes(by.rest), by.step.captured.device)
-        smallest += by.resident_bytes + by.step.result_bytes
-        given = (self.settings, by.step.problem, by.step.graph, smallest, by.outside_bytes)
+        partitioner = self.chosen.partitioner  # The last step that was tried has the smallest plan.
+        # The results of a step often live until the next step has computed its own.
+        smallest = named_bytes(self.chosen.peak_bytes(partitioner.rest), partitioner.step.captured.device)
+        smallest += partitioner.resident_bytes + partitioner.step.result_bytes
+        arguments = (
+            self.settings,
+            partitioner.step.problem,
+            partitioner.step.graph,
+            smallest,
+            partitioner.outside_bytes,
+        )
         is_first = is_cut(self.gm) and self.rest is None
-        return too_small(*given, rest_bytes=by.rest.peak_bytes, is_first_of_several=is_first)
+        return too_small(*arguments, rest_bytes=partitioner.rest.peak_bytes, is_first_of_several=is_first)
 
     def leave_room(self, flight: Flight, inner: Chosen) -> None:
-        """Leaves more for the rest of the step from the next one on, so that both lose the same share."""
-        by = inner.partitioner
+        """Reserves more for the rest of the step from the next step on, so that both graphs lose the same share."""
+        partitioner = inner.partitioner
         kept = flight.after_bytes - flight.before_bytes
-        wanted = by.step.store_all_bytes - by.resident_bytes
+        wanted = partitioner.step.store_all_bytes - partitioner.resident_bytes
         free = self.settings.limit_bytes() - flight.before_bytes
         fair = int(kept * (kept + wanted - free) / max(kept + wanted, 1))
-        less = max(fair, kept + inner.peak_bytes(by.rest) - free)
+        less = max(fair, kept + inner.peak_bytes(partitioner.rest) - free)
         self.asked.append(free - kept + max(less, 0))
 
 
@@ -405,11 +443,11 @@ def _may_have_history(argument: Any) -> bool:
 
 
 def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
-    return next((one.device for one in tensors if one.device.type != "cpu"), torch.device("cpu"))
+    return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), torch.device("cpu"))
 
 
 def outside_bytes(tensors: Sequence[torch.Tensor], device: torch.device) -> int:
-    """What is on the device beside these."""
-    storages = {one.untyped_storage()._cdata: one for one in tensors if one.device == device}
-    inside = sum(_C.allocated_bytes(one.untyped_storage().nbytes(), device) for one in storages.values())
+    """Returns the bytes in use on the device that are not of these tensors."""
+    storages = {tensor.untyped_storage()._cdata: tensor for tensor in tensors if tensor.device == device}
+    inside = sum(_C.allocated_bytes(tensor.untyped_storage().nbytes(), device) for tensor in storages.values())
     return meter_of(device).current_bytes() - inside

@@ -1,4 +1,4 @@
-"""Keeps Inductor's kernels near their places in a schedule."""
+"""Keeps Inductor's kernels close to their positions in a schedule."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 _SEEDS = {prims.inductor_seed.default, prims.inductor_seeds.default}
 
-# By how many library calls (matrix products, convolutions, attention) kernels may move from their places: room to fuse
-# with neighbours, but not with the same calculation in another layer or in another recomputation.
+# Maximum number of library calls (matrix products, convolutions, attention) that a kernel may move across. One lets it
+# fuse with its neighbours, but not with the same computation in another layer or in another recomputation.
 SLACK = 1
 
 _NOWHERE = -1.0
 
-# What Inductor's cache accepts; before 2.13 that was the class for passes over graphs.
+# Base class of scheduler passes that Inductor's cache accepts; before 2.13 that was the class for graph passes.
 _Pass = getattr(custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass)
 
 
 class KeepOrder(_Pass):
-    """Bounds what Inductor moves.
+    """Bounds how far Inductor moves kernels.
 
-    Inductor fuses kernels that read the same tensors wherever they are, and so runs recomputation early, where its
-    results stay alive. Here library calls keep their order, and every other kernel depends on the one `SLACK` places
-    before its own and is needed by the one `SLACK` places after; these dependencies hold no memory.
+    Inductor fuses kernels that read the same tensors however far apart they are. This runs recomputation early, so that
+    its results stay live for longer. The pass keeps library calls in order, and makes every other kernel depend on the
+    library call `SLACK` places before it and the one `SLACK` places after depend on the kernel. These dependencies hold
+    no memory.
     """
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
@@ -42,7 +43,7 @@ class KeepOrder(_Pass):
         places = _places(nodes)
         nodes = sorted(nodes, key=places.__getitem__)
         calls = [node for node in nodes if _is_library_call(node)]
-        seen = 0  # library calls before a node
+        seen = 0  # Library calls before the node.
         for node in nodes:
             if _is_library_call(node):
                 if seen > 0:
@@ -63,9 +64,10 @@ class KeepOrder(_Pass):
 
 
 class KeepDraws(_Pass):
-    """Keeps the order in which library calls take random numbers, which Inductor sees no reason to keep.
+    """Keeps the order in which library calls draw random numbers, which Inductor does not do by itself.
 
-    So a step draws the same numbers by PyTorch's own partition as by a plan, where all library calls keep their order.
+    With it a step draws the same numbers under PyTorch's own partition as under a plan, which keeps all library calls
+    in order.
     """
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
@@ -82,10 +84,10 @@ class KeepDraws(_Pass):
 
 
 def _cache_key(*files: str) -> object:
-    """Returns the hash of the files, and which saved tensors backward may overwrite.
+    """Returns a hash of the files together with the indices of donated buffers.
 
-    Inductor writes other code where a saved tensor is donated, but its key has only the graph: without this, a step
-    whose saved tensor is an output as well could run the code of one that may overwrite it.
+    Inductor generates other code where backward may overwrite a saved tensor that is donated to it, but its own key
+    covers only the graph. Without this, a step whose saved tensor is also an output could run code that overwrites it.
     """
     return custom_graph_pass.get_hash_for_files(files), tuple(get_donated_idxs() or ())
 
@@ -102,9 +104,10 @@ def _is_library_call(node: Any) -> bool:
 
 
 def _places(nodes: list[Any]) -> dict[Any, float]:
-    """By node: where the last of the calls that it computes is in the graph, and not before what it reads.
+    """Returns the position of each scheduler node in the graph.
 
-    Where an input is written over does not count, and what is only an input in another layout is made where it is read.
+    It is the position of the last call that the node computes, but not before the nodes that it reads. Writes over
+    inputs do not count, and a node that only changes an input's layout is placed at its first reader.
     """
     position = {
         node: float(i)
@@ -115,14 +118,16 @@ def _places(nodes: list[Any]) -> dict[Any, float]:
     maker = {name: node for node in nodes for name in node.get_buffer_names()}
     readers: dict[Any, list[Any]] = {}
     for node in nodes:
-        own = [position[one] for part in node.get_nodes() for one in part.node.get_origins() if one in position]
+        own = [
+            position[origin] for part in node.get_nodes() for origin in part.node.get_origins() if origin in position
+        ]
         makers = [maker[dep.name] for dep in node.unmet_dependencies if dep.name in maker]
-        for one in makers:
-            readers.setdefault(one, []).append(node)
-        places[node] = max([*own, *[places[one] for one in makers]], default=_NOWHERE)
+        for source in makers:
+            readers.setdefault(source, []).append(node)
+        places[node] = max([*own, *[places[source] for source in makers]], default=_NOWHERE)
     for node in reversed(nodes):
         if places[node] == _NOWHERE:
-            places[node] = min([places[one] for one in readers.get(node, [])], default=0) - 0.5
+            places[node] = min([places[reader] for reader in readers.get(node, [])], default=0) - 0.5
     return places
 
 
@@ -133,14 +138,14 @@ def _depend(later: Any, earlier: Any) -> None:
     parts = list(later.get_nodes())
     for part in parts:
         part.add_fake_dep(WeakDep(name, mutating_buf=part.get_name(), is_fake=True))
-    if later not in parts:  # a group
+    if later not in parts:  # A group of nodes has dependencies of its own.
         later.unmet_dependencies.add(WeakDep(name, mutating_buf=parts[0].get_name(), is_fake=True))
 
 
 def _compute_ancestors(nodes: list[Any]) -> None:
-    """Does what Scheduler.compute_ancestors() does, also where nodes are groups.
+    """Sets the ancestors of all nodes, as Scheduler.compute_ancestors() does, but also of groups of nodes.
 
-    Before kernels are fused that method fails on them. On a GPU the copies into one concatenation are a group.
+    Before fusion that method fails on groups. On a GPU, the copies into one concatenation are a group.
     """
     ancestors_of: dict[str, OrderedSet[str]] = {}
     for order, node in enumerate(nodes):

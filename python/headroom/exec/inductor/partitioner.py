@@ -1,4 +1,4 @@
-"""Plans for Inductor: made on the kernels that it will make."""
+"""Plans a step at the granularity of Inductor's kernels."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from headroom.settings import Settings
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-# Of a largest value's place: a byte in memory, from which the kernel that reads it computes the index.
+# Max pooling stores the offset of each maximum in its window as one byte; the kernel that reads it computes the index.
 _POOL, _INDEX_IN_POOL = prims._low_memory_max_pool_with_offsets, prims._low_memory_max_pool_offsets_to_indices
-# Inductor computes these inside the kernels that read them, though they are not tagged as pointwise.
+# Calls that Inductor computes inside the kernels that read them, though they are not tagged as pointwise.
 _ALSO_INLINED = {
     _INDEX_IN_POOL,
     aten._unsafe_index,
@@ -53,7 +53,7 @@ _ALSO_INLINED = {
     prims.iota,
 }
 _REDUCTIONS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.var_mean, aten.var, aten.any, aten.argmax, aten.prod}
-# Write into a copy of their first argument, which is computed where the copy is made.
+# Calls that write into a copy of their first argument. That argument is computed where the copy is made.
 _INTO_COPIES = {
     aten._unsafe_index_put,
     aten._unsafe_masked_index_put_accumulate,
@@ -64,20 +64,24 @@ _INTO_COPIES = {
 }
 _SEEDS = {prims.inductor_seed, prims.inductor_seeds}
 _CONVOLUTIONS = {aten.convolution, aten.convolution_backward}
-# As many large tensors as a kernel may read before what it computes is stored, if that is read more than once or once.
+# Maximum number of large tensors that a kernel may read to compute a result inside its readers; a result that needs
+# more is stored. A result with a single reader may need more than one that is computed several times.
 _MOST_READS = 4
 _MOST_READS_IF_READ_ONCE = 8
-_SCALAR_BYTES = 512  # that a number takes at most, as allocators round it
-# Of what a step may add, left free for what is not planned, such as partial sums: one more compilation is dear.
+# Maximum size of the allocation of a single number, as allocators round it.
+_SCALAR_BYTES = 512
+# Share of the bytes that a step may add that is left free for what is not planned, such as partial sums, because one
+# more compilation is expensive.
 _MARGIN = 0.003
-# PyTorch's own partition is compiled and tried if its estimated peak is over the budget by this part at most. The
-# estimate for T5 on a GPU is 11 % above the real peak.
+# Share of its estimated added bytes by which PyTorch's own partition may exceed the budget and still be compiled and
+# tried. The estimate for T5 on a GPU is 11 % above the real peak.
 _ESTIMATE_ERROR = 0.15
-# Budgets up to this multiple of the smallest plan are first tried with that one: so far real peaks may be above
-# simulated ones there (a quarter in ConvNeXt-B on a GPU).
+# Up to this multiple of the smallest plan's peak, budgets are first tried with the smallest plan: measured peaks may
+# exceed simulated ones by that much (a quarter in ConvNeXt-B on a GPU).
 _NEAR_SMALLEST = 1.25
-# What a loss outside of the graph has at most, as long as that is not known: some numbers, the gradients of the
-# results, and three times as much from which they are computed, as in the mean of squares. Cross entropy takes less.
+# Upper bounds of what a loss outside the graph takes, assumed until it is measured: this multiple of the outputs'
+# gradients, which are themselves computed from three times as much, as in the mean of squares, and this many numbers.
+# Cross entropy takes less.
 _ASSUMED_REST = 4
 _ASSUMED_NUMBERS = 4
 
@@ -92,26 +96,26 @@ def _is_inlined(call: Call) -> bool:
 
 
 def _is_own(call: Call) -> bool:
-    """Whether Inductor makes a kernel of the call, and calls no library."""
+    """Returns whether Inductor generates a kernel for the call, instead of calling a library."""
     return _is_inlined(call) or _packet(call) in _REDUCTIONS or _packet(call) is _POOL
 
 
 def find_masks(of: Capture) -> set[int]:
-    """Calls that make something smaller of random numbers alone, as dropout's bits.
+    """Returns the calls that reduce random numbers to something smaller, such as the bits of a dropout mask.
 
-    To keep that is worth more than its bytes: to draw the numbers again takes longer than to read it.
+    Such a mask is worth more than its bytes: drawing the numbers again takes longer than reading the mask.
     """
-    drawn: set[int] = set()  # values that are made of random numbers alone
-    masks: dict[int, int] = {}  # those of them that are smaller, and their calls
+    drawn: set[int] = set()  # Values that are computed from random numbers alone.
+    masks: dict[int, int] = {}  # The smaller ones among them, and their calls.
     for position, call in enumerate(of.calls):
-        reads = {of.value_of_tensor[one] for one in call.reads}
+        reads = {of.value_of_tensor[tensor] for tensor in call.reads}
         if call.node.target is prims.inductor_random.default:
             drawn.update(call.values)
         elif _is_inlined(call) and not call.is_view and reads and reads <= drawn:
-            size = sum(of.values[one].bytes for one in call.values)
-            if size < min(of.values[one].bytes for one in reads):
-                for one in reads:
-                    masks.pop(one, None)
+            size = sum(of.values[value].bytes for value in call.values)
+            if size < min(of.values[value].bytes for value in reads):
+                for value in reads:
+                    masks.pop(value, None)
                 masks.update(dict.fromkeys(call.values, position))
             elif not reads.isdisjoint(masks):
                 continue
@@ -120,46 +124,47 @@ def find_masks(of: Capture) -> set[int]:
 
 
 def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
-    """For others to change; parameters and constants are shared."""
+    """Returns a copy of the graph that may be changed; parameters and constants are shared."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {})).meta = dict(gm.graph.output_node().meta)
     return fx.GraphModule(gm, graph)
 
 
 def lay_out(joint: fx.GraphModule) -> None:
-    """Writes out the copies that Inductor makes of inputs for convolutions, where these are channels-last.
+    """Makes Inductor's copies of convolution inputs explicit, where convolutions are channels-last.
 
-    Inductor keeps them for backward in the place of the inputs, so they are not to be made again.
+    Inductor saves the copies for backward instead of the inputs, so they must not be recomputed.
     """
     copies: dict[fx.Node, fx.Node] = {}
     for node in list(joint.graph.nodes):
         if getattr(node.target, "_overloadpacket", None) not in _CONVOLUTIONS:
             continue
-        for one in node.all_input_nodes:
-            value = one.meta.get("val")
+        for source in node.all_input_nodes:
+            value = source.meta.get("val")
             if (
-                one.op != "placeholder"
+                source.op != "placeholder"
                 or not is_tensor(value)
                 or value.dim() != 4
                 or value.is_contiguous(memory_format=torch.channels_last)
             ):
                 continue
-            if one not in copies:
+            if source not in copies:
                 layout = {"memory_format": torch.channels_last}
                 with joint.graph.inserting_before(node), torch.no_grad():
-                    copies[one] = joint.graph.call_function(aten.clone.default, (one,), layout)
+                    copies[source] = joint.graph.call_function(aten.clone.default, (source,), layout)
                     policy = CheckpointPolicy.MUST_SAVE
-                    copies[one].meta = {**node.meta, "val": aten.clone.default(value, **layout), "recompute": policy}
-            node.replace_input_with(one, copies[one])
+                    copies[source].meta = {**node.meta, "val": aten.clone.default(value, **layout), "recompute": policy}
+            node.replace_input_with(source, copies[source])
 
 
 def share_pads(joint: fx.GraphModule) -> None:
-    """Makes of a tensor that is padded twice, the second time transposed, one padded tensor and a view of it.
+    """Replaces a second, transposed padding of the same tensor by a view of the first padded tensor.
 
-    Inductor pads what matrix products read to sizes that they are fast with, for each product by itself: in a language
-    model two copies of the gradient of the logits, alive together.
+    Inductor pads the operands of matrix products to sizes for which they are fast, for each product separately. In a
+    language model that gives two copies of the gradient of the logits that are live together.
     """
-    made: dict[object, tuple[fx.Node, list[int]]] = {}  # by what is padded and how: the node, and its source's axes
+    # By what is padded and how: the first padding node, and the axes of its source.
+    made: dict[object, tuple[fx.Node, list[int]]] = {}
     for node in list(joint.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)):
         source, pads, *value = node.args
         axes = list(range(node.meta["val"].dim()))
@@ -180,28 +185,29 @@ def share_pads(joint: fx.GraphModule) -> None:
 
 
 def fuse(of: Capture, masks: set[int]) -> Capture:
-    """The capture with only those calls as ops whose results are to be stored.
+    """Returns the capture with only those calls as ops whose results are stored.
 
-    Results of pointwise calls are where a kernel of another kind or the user reads them, where a kernel would read too
-    many tensors, where several large tensors meet in one that is read more than once, and where they are `masks`. All
-    others are computed inside the kernels that read them: such a call has no values, and its readers read what it
-    reads.
+    The result of a pointwise call is stored if a kernel of another kind or the user reads it, if a kernel would
+    otherwise read too many tensors, if it combines several large tensors and is read more than once, or if its call is
+    one of `masks`. All other results are computed inside the kernels that read them: such a call has no values, and its
+    readers read what it reads.
     """
-    outputs = {one for one in [*of.forward_outputs, *of.backward_outputs] if one >= 0}
-    output_values = {of.value_of_tensor[one] for one in outputs}
-    readers: dict[int, list[int]] = {}  # by value: calls, views left out
+    outputs = {tensor for tensor in [*of.forward_outputs, *of.backward_outputs] if tensor >= 0}
+    output_values = {of.value_of_tensor[tensor] for tensor in outputs}
+    readers: dict[int, list[int]] = {}  # By value: its readers, without views.
     for position, call in enumerate(of.calls):
         if not call.is_view:
-            for value in {of.value_of_tensor[one] for one in call.reads}:
+            for value in {of.value_of_tensor[tensor] for tensor in call.reads}:
                 readers.setdefault(value, []).append(position)
     maker = {value: position for position, call in enumerate(of.calls) for value in call.values}
     inlined = [_is_inlined(call) and not call.is_view for call in of.calls]
     stored: list[bool] = []
-    # By call, by stored value that it reads: one tensor of it, and whether it is read only where the call writes.
+    # By call and by stored value that it reads: one tensor of the value, and whether each element is read only where
+    # the call writes it.
     reads: list[dict[int, tuple[int, bool]]] = []
 
     def needs_memory(reader: int, values: list[int]) -> bool:
-        """Whether a reader of these values wants them in memory."""
+        """Returns whether a reader of these values needs them in memory."""
         call = of.calls[reader]
         if inlined[reader] or _packet(call) in _REDUCTIONS:
             return False
@@ -212,18 +218,18 @@ def fuse(of: Capture, masks: set[int]) -> Capture:
         tags = getattr(call.node.target, "tags", ())
         keeps = torch.Tag.pointwise in tags or _packet(call) in (aten.clone, prims.convert_element_type)
         result = call.node.meta.get("val")
-        found: dict[int, tuple[int, bool]] = {}
+        sources: dict[int, tuple[int, bool]] = {}
         for tensor in call.reads:
             read = of.tensors[tensor].meta["val"]
-            is_here = keeps and all(is_tensor(one) and one.is_contiguous() for one in (read, result))
-            is_here = is_here and read.numel() == result.numel()
+            is_in_place = keeps and all(is_tensor(fake) and fake.is_contiguous() for fake in (read, result))
+            is_in_place = is_in_place and read.numel() == result.numel()
             value = of.value_of_tensor[tensor]
             position = maker.get(value)
-            behind = {value: (tensor, True)} if position is None or stored[position] else reads[position]
-            for one, (first, is_there) in behind.items():
-                known, was_here = found.get(one, (first, True))
-                found[one] = (known, was_here and is_there and is_here)
-        return found
+            origins = {value: (tensor, True)} if position is None or stored[position] else reads[position]
+            for source, (first, origin_is_in_place) in origins.items():
+                known, was_in_place = sources.get(source, (first, True))
+                sources[source] = (known, was_in_place and origin_is_in_place and is_in_place)
+        return sources
 
     for position, call in enumerate(of.calls):
         reads.append(stored_reads(call))
@@ -232,44 +238,53 @@ def fuse(of: Capture, masks: set[int]) -> Capture:
             continue
         size = max((of.values[value].bytes for value in call.values), default=0)
         uses = _uses(call, readers)
-        by_others = _packet(call) is not _INDEX_IN_POOL and any(needs_memory(one, call.values) for one in uses)
+        by_others = _packet(call) is not _INDEX_IN_POOL and any(needs_memory(reader, call.values) for reader in uses)
         large = sum(of.values[value].bytes * 2 >= size for value in reads[-1])
         meets = large > 1 and len(uses) > 1
         is_output = any(value in output_values for value in call.values)
         most_reads = _MOST_READS if len(uses) > 1 else _MOST_READS_IF_READ_ONCE
         stored.append(by_others or is_output or meets or large > most_reads or position in masks)
     calls = [
-        replace(call, reads=[one for one, _ in read.values()], values=call.values if is_stored else [], overwrites=[])
+        replace(
+            call, reads=[tensor for tensor, _ in read.values()], values=call.values if is_stored else [], overwrites=[]
+        )
         for call, read, is_stored in zip(of.calls, reads, stored, strict=True)
     ]
     for position, call in enumerate(calls):
         if inlined[position] and len(call.values) == 1:
             size = of.values[call.values[0]].bytes
-            here = [value for value, (_, is_here) in reads[position].items() if is_here]
-            call.overwrites = [one for one in here if of.values[one].bytes == size and not of.values[one].resident]
+            in_place = [value for value, (_, is_in_place) in reads[position].items() if is_in_place]
+            call.overwrites = [
+                value for value in in_place if of.values[value].bytes == size and not of.values[value].resident
+            ]
     return replace(of, calls=calls)
 
 
 def _uses(call: Call, readers: dict[int, list[int]]) -> list[int]:
-    return [one for value in call.values for one in readers.get(value, [])]
+    return [reader for value in call.values for reader in readers.get(value, [])]
 
 
 def fill_kernel_costs(of: Capture, fused: Capture, masks: set[int], cache: CostCache, *, channels_last: bool) -> None:
-    """Kernels of Inductor's own move their inputs and results; the others are measured, laid out as Inductor will."""
+    """Sets the time and the workspace of every call of `fused`.
+
+    Kernels that Inductor generates take the time to move their inputs and results. Library calls are measured in the
+    layout that Inductor will choose.
+    """
     own = [_is_own(call) for call in of.calls]
     largest = max([value.bytes for value in of.values], default=0)
     others = [call for call, is_own in zip(fused.calls, own, strict=True) if not is_own]
     for call in others:
         call.channels_last = channels_last and _packet(call) in _CONVOLUTIONS
     fill_costs(replace(fused, calls=others), cache, _C.Meter(of.device))
-    just_read: set[int] = set()  # by reductions right before, which are one kernel with those that follow
+    # Values that reductions directly before this call have read; Inductor fuses consecutive reductions into one kernel.
+    just_read: set[int] = set()
     for position, (call, is_own) in enumerate(zip(fused.calls, own, strict=True)):
         if not call.values:
             continue
-        reads = {of.value_of_tensor[one] for one in call.reads} if is_own else set()
+        reads = {of.value_of_tensor[tensor] for tensor in call.reads} if is_own else set()
         if is_own:
             moved = [*(reads - just_read), *call.values]
-            call.time_ns = move_time_ns(sum(of.values[one].bytes for one in moved), cache, of.device, largest)
+            call.time_ns = move_time_ns(sum(of.values[value].bytes for value in moved), cache, of.device, largest)
         if position in masks:
             call.time_ns += draw_time_ns(concrete(call.node.meta["val"].numel()), cache, of.device, largest)
         just_read = just_read | reads if _packet(call) in _REDUCTIONS else set()
@@ -277,55 +292,59 @@ def fill_kernel_costs(of: Capture, fused: Capture, masks: set[int], cache: CostC
 
 @dataclass
 class KernelStep:
-    """A captured step as the kernels that Inductor will make of it."""
+    """A captured step as the kernels that Inductor will generate for it."""
 
     captured: Capture
     fused: Capture
-    rest: Rest  # between forward and backward
+    rest: Rest  # Work between forward and backward.
     graph: _C.Graph
     problem: _C.Problem
     call_of_op: list[int]
     output_count: int
-    writes: dict[fx.Node, fx.Node]  # nodes that write inputs over in forward, and what they write
-    late_writes: dict[fx.Node, fx.Node]  # the same in backward
+    writes: dict[fx.Node, fx.Node]  # Nodes that write over inputs in forward, and what they write.
+    late_writes: dict[fx.Node, fx.Node]  # Nodes that write over inputs in backward, and what they write.
     store_all_bytes: int
     plain_time_ns: int
-    result_bytes: int  # of the results that take gradients, but for numbers
+    result_bytes: int  # Bytes of the outputs that take gradients, without scalars.
 
 
 def make_kernel_step(
     joint: fx.GraphModule, output_count: int, settings: Settings, rest: Rest | None = None
 ) -> KernelStep:
-    """Changes the graph to what is to be emitted. A `rest` of None is assumed to be an ordinary loss."""
+    """Returns the step to plan, and rewrites the joint graph as it will be compiled.
+
+    If `rest` is None, an ordinary loss is assumed between forward and backward.
+    """
     channels_last = GraphLowering.decide_layout_opt(joint, is_inference=False)
     if channels_last:
         lay_out(joint)
     share_pads(joint)
     captured = capture(joint, output_count, "step")
     for call in captured.calls:
-        # What draws may draw again from a state that is kept. Seeds are smaller than that, and higher-order operators
-        # cannot be given one.
+        # A call that draws random numbers may be rerun from a saved generator state. Seeds are smaller than such a
+        # state, and higher-order operators cannot be given one.
         may_draw_again = isinstance(call.node.target, torch._ops.OpOverload) and _packet(call) not in _SEEDS
         call.may_recompute = call.may_recompute and (may_draw_again or not call.draws)
     writes, late_writes = _writes(joint, captured, is_forward_write), _writes(joint, captured, is_backward_write)
-    # What they write is kept to the end of forward or backward as the outputs are.
+    # The values written over inputs live until the end of forward or backward, like outputs.
     captured = replace(
         captured,
-        forward_outputs=[*captured.forward_outputs, *[captured.number[one] for one in writes.values()]],
-        backward_outputs=[*captured.backward_outputs, *[captured.number[one] for one in late_writes.values()]],
+        forward_outputs=[*captured.forward_outputs, *[captured.number[source] for source in writes.values()]],
+        backward_outputs=[*captured.backward_outputs, *[captured.number[source] for source in late_writes.values()]],
     )
 
     cache = cost_cache(captured.device, settings)
     masks = find_masks(captured)
     fused = fuse(captured, masks)
     fill_kernel_costs(captured, fused, masks, cache, channels_last=channels_last)
-    tangents = {fused.value_of_tensor[one] for one in fused.backward_inputs if one >= 0}
-    # The gradient of a loss is made by backward() itself.
-    sizes = [fused.values[one].bytes for one in tangents if fused.values[one].bytes > _SCALAR_BYTES]
+    tangents = {fused.value_of_tensor[tensor] for tensor in fused.backward_inputs if tensor >= 0}
+    # backward() itself creates the gradient of a scalar loss.
+    sizes = [fused.values[value].bytes for value in tangents if fused.values[value].bytes > _SCALAR_BYTES]
     if rest is None:
         numbers = _ASSUMED_NUMBERS * _C.allocated_bytes(4, captured.device)
         rest = Rest(_ASSUMED_REST * sum(sizes) + numbers if sizes else 0)
-    graph, call_of_op = make_graph(fused, rest, accumulates=False)  # Inductor chooses layouts; a trial will tell.
+    # Gradients are not accumulated in this graph, because Inductor chooses their layouts. A trial measures that.
+    graph, call_of_op = make_graph(fused, rest, accumulates=False)
     plain = _C.simulate(graph, _C.store_all(graph))
     problem = _C.Problem(graph)
     return KernelStep(
@@ -345,7 +364,7 @@ def make_kernel_step(
 
 
 def _writes(joint: fx.GraphModule, captured: Capture, is_write: Callable[[fx.Node], bool]) -> dict[fx.Node, fx.Node]:
-    """Returns the nodes that write inputs over, and what they write."""
+    """Returns the nodes that write over inputs, and what they write."""
     writes: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.nodes:
         if not is_write(node):
@@ -357,9 +376,9 @@ def _writes(joint: fx.GraphModule, captured: Capture, is_write: Callable[[fx.Nod
 
 
 class Partitioner(CustomPartitionerFn):
-    """Splits the joint graph by a plan whose real peak is to be under the budget, or by the smallest.
+    """Splits the joint graph by a plan whose real peak should be within the budget, or else by the smallest plan.
 
-    Where PyTorch's own partition may fit it is that, unless it is to be `by_plan` even then.
+    PyTorch's own partition is used where it may fit, unless `by_plan` is set.
     """
 
     def __init__(
@@ -374,18 +393,19 @@ class Partitioner(CustomPartitionerFn):
     ) -> None:
         self.settings = settings
         self.outside_bytes = outside_bytes
-        self.excess_bytes = excess_bytes  # of real peaks over simulated ones; None: the smallest is wanted
-        self.rest = rest  # of the step; None: not known
+        self.excess_bytes = excess_bytes  # Excess of measured over simulated peaks. None: use the smallest plan.
+        self.rest = rest  # Work between forward and backward. None: not known.
         self.by_plan = by_plan
-        self.is_first = is_first  # no plan of the step has been tried yet
+        self.is_first = is_first  # Whether no plan of the step has been tried yet.
         self.step: KernelStep | None = None
-        self.schedule: _C.Schedule | None = None  # None: PyTorch's own partition
+        self.schedule: _C.Schedule | None = None  # None: PyTorch's own partition.
         self.resident_bytes = 0
-        self.budget_bytes = 0  # beside what is outside
-        self.simulated_bytes = 0  # by the schedule
+        self.budget_bytes = 0  # Bytes of the budget, without memory outside the step.
+        self.simulated_bytes = 0  # Simulated peak of the chosen partition.
         self.time_ns = 0
         self.is_smallest = False
-        self._aimed_bytes: int | None = None  # where the smallest plan is made though there may be room for others
+        # Bytes that the step may add, if the smallest plan is tried first although larger ones may fit.
+        self._aimed_bytes: int | None = None
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
@@ -423,40 +443,42 @@ class Partitioner(CustomPartitionerFn):
         return emit(joint, step, plan.schedule)
 
     def _is_near_smallest(self, target_bytes: int) -> bool:
-        """Whether the smallest plan is to be tried before others: its peak says whether the budget can be kept."""
+        """Returns whether to try the smallest plan first: its measured peak shows whether the budget is feasible."""
         smallest = self.smallest_bytes()
         return smallest <= target_bytes - self.resident_bytes <= _NEAR_SMALLEST * smallest
 
     def aimed_bytes(self) -> int:
-        """That the step was to add by the schedule, as far as is known."""
+        """Returns the bytes that the step was planned to add."""
         return self.planned_bytes() if self._aimed_bytes is None else self._aimed_bytes
 
     def trial_bytes(self, left_bytes: int) -> int | None:
-        """That a trial may add after so much came to stay. None: no limit, as of the smallest plan, whose peak an error
-        names."""
+        """Returns the limit for the bytes that a trial adds, after compilation left `left_bytes` allocated.
+
+        None: no limit, as for the smallest plan, whose measured peak goes into the error message.
+        """
         if self.step is None or self.settings.budget is None or self.is_smallest:
             return None
         return self.allowed_bytes() - left_bytes
 
     def set_aside(self, left_bytes: int) -> None:
-        """Counts what came to stay on the device meanwhile, such as libraries' workspaces, as outside the step."""
+        """Counts memory that compilation and trials left allocated, such as library workspaces, as outside the step."""
         self.outside_bytes += left_bytes
         if self.settings.limit_bytes() is not None:
             self.budget_bytes -= left_bytes
 
     def planned_bytes(self) -> int:
-        """That the step adds by the schedule."""
+        """Returns the bytes that the step adds according to the simulation."""
         return self.simulated_bytes - self.resident_bytes
 
     def smallest_bytes(self) -> int:
-        """That the step adds by the smallest plan."""
+        """Returns the bytes that the step adds with the smallest plan."""
         plan = _C.make_plan(self.step.problem, self.settings.planner, 0)
         return plan.smallest_budget_bytes - self.resident_bytes
 
     def allowed_bytes(self) -> int:
-        """That the step may add to what is there before."""
+        """Returns the bytes that the step may add to the memory in use before it."""
         return self.budget_bytes - self.resident_bytes
 
     def uuid(self) -> str:
-        """The same for all plans: Inductor's cache goes by the graphs that the partition gives."""
+        """Returns one key for all plans, because the key of Inductor's cache includes the partitioned graphs."""
         return "headroom"

@@ -1,4 +1,4 @@
-"""Runs a compiled step once to see what it takes, and leaves no trace of that in what the user has."""
+"""Runs a compiled step once to measure its memory, without side effects on the user's state."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ _hooks = torch._C._autograd
 
 @contextlib.contextmanager
 def hidden() -> Iterator[None]:
-    """In which a step may be compiled and tried.
+    """Returns a context in which a step may be compiled and tried unnoticed.
 
-    Random numbers are as before afterwards, and neither modes nor hooks of saved tensors that the user has set see
-    anything of it.
+    It restores the state of random number generators, and disables the user's dispatch modes and saved-tensor hooks.
     """
     with _random_kept(), _disable_current_modes(), _without_saved_tensors_hooks():
         yield
@@ -33,7 +32,7 @@ def hidden() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _random_kept() -> Iterator[None]:
-    """As torch.random.fork_rng() on all devices, but without a tensor that would count as memory in use."""
+    """Does what torch.random.fork_rng() does on all devices, but without tensors that would count as memory in use."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     state = bytes(torch.get_rng_state().tolist())
     on_devices = [bytes(torch.cuda.get_rng_state(device).tolist()) for device in devices]
@@ -61,8 +60,8 @@ def _without_saved_tensors_hooks() -> Iterator[None]:
 def find_changed(gm: fx.GraphModule, fakes: Sequence[Any]) -> set[int]:
     """Returns the positions of arguments that the graph may change in place.
 
-    For those that take a gradient the versions of stand-ins tell. Others may be changed unseen, as the statistics of a
-    batch norm are, whose operator does not say so.
+    For arguments that take a gradient, the version counters of fake tensors tell. Any other argument may be changed
+    unnoticed: batch norm updates its running statistics, for instance, and its schema does not say so.
     """
     tensors = {i: fake for i, fake in enumerate(fakes) if is_tensor(fake)}
     mutates_unseen = any("mutation" in str(node.target) for node in gm.graph.nodes if node.op == "call_function")
@@ -73,31 +72,33 @@ def find_changed(gm: fx.GraphModule, fakes: Sequence[Any]) -> set[int]:
     try:
         with mode:
             fx.Interpreter(gm).run(*fakes)
-    except Exception:  # An operator needs real numbers; then anything may change.
+    except Exception:  # An operator needs real numbers, so any argument may change.
         return set(tensors)
     return {i for i, fake in tensors.items() if not fake.requires_grad or fake._version != before[i]}
 
 
 class Arguments:
-    """A step's arguments, of which a trial gets stand-ins: without history or hooks, and copies of what it changes."""
+    """The arguments of a step. A trial gets stand-ins without history or hooks, and copies of what the step changes."""
 
     def __init__(self, arguments: Sequence[Any], changed: set[int]) -> None:
         self.arguments = arguments
         self.changed_storages = {_storage_of(arguments[i]) for i in changed}
 
     def stand_ins(self) -> tuple[list[Any], list[torch.Tensor]]:
-        """Returns the stand-ins, and the leaves among and behind them that take gradients."""
+        """Returns the stand-ins, and the leaves that take gradients among them and their bases."""
         copies = _Copies(self.changed_storages)
-        return [copies.stand_in(one) if is_tensor(one) else one for one in self.arguments], copies.leaves
+        return [
+            copies.stand_in(argument) if is_tensor(argument) else argument for argument in self.arguments
+        ], copies.leaves
 
 
 class _Copies:
-    """Stand-ins that have memory in common where the tensors have."""
+    """Makes stand-ins that share storages where the original tensors do."""
 
     def __init__(self, changed_storages: set[int]) -> None:
         self.changed_storages = changed_storages
         self.storages: dict[int, torch.UntypedStorage] = {}
-        self.bases: dict[int, torch.Tensor] = {}  # by the id of the tensor that views are of
+        self.bases: dict[int, torch.Tensor] = {}  # Copies of the tensors that views are of, by the id of the original.
         self.leaves: list[torch.Tensor] = []
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -121,7 +122,7 @@ class _Copies:
         place = (tensor.storage_offset(), tensor.size(), tensor.stride())
         copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(self.storages[key], *place)
         copy = self._leaf(copy, tensor)
-        # Autograd lets a tensor with a history be changed in place, but no leaf.
+        # Autograd allows in-place changes of a tensor with a history, but not of a leaf that takes a gradient.
         return copy if tensor.is_leaf else copy.clone()
 
     def _leaf(self, stand_in: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -135,28 +136,28 @@ def _storage_of(tensor: torch.Tensor) -> int:
 
 
 class Trial(NamedTuple):
-    """What a step takes on the device beside what was there before it."""
+    """Memory that a step adds to what was in use on the device before it, in bytes."""
 
-    added_bytes: int = 0  # at its peak
-    held_bytes: int = 0  # after forward
-    left_bytes: int = 0  # after a first step, such as libraries' workspaces
-    is_complete: bool = True  # False: it was stopped before it was over its limit; added_bytes is a lower bound
+    added_bytes: int = 0  # Added at the peak.
+    held_bytes: int = 0  # Added after forward.
+    left_bytes: int = 0  # Left after the first of two runs, such as library workspaces.
+    is_complete: bool = True  # False: stopped before it exceeded its limit; added_bytes is then a lower bound.
 
 
 class _OverLimit(Exception):
-    """A buffer that would take a trial over its limit."""
+    """Raised before an allocation that would exceed the limit of a trial."""
 
     def __init__(self, reached_bytes: int) -> None:
         super().__init__(f"{reached_bytes} bytes")
         self.reached_bytes = reached_bytes
 
 
-# The names by which Inductor's code calls the functions that allocate its buffers.
+# Names by which Inductor's generated code calls the functions that allocate its buffers.
 _ALLOCATORS = ("empty_strided_cpu", "empty_strided_cuda")
 
 
 def _namespaces(codes: Sequence[object]) -> list[dict[str, Any]]:
-    """Returns the globals of the modules that Inductor wrote for compiled graphs, as far as they are found."""
+    """Returns the globals of the modules that Inductor generated for compiled graphs, as far as they can be found."""
     pending = [getattr(code, "current_callable", None) for code in codes]
     spaces: dict[int, dict[str, Any]] = {}
     seen: set[int] = set()
@@ -168,16 +169,16 @@ def _namespaces(codes: Sequence[object]) -> list[dict[str, Any]]:
         seen.add(id(function))
         if any(name in function.__globals__ for name in _ALLOCATORS):
             spaces[id(function.__globals__)] = function.__globals__
-        else:  # a wrapper of it
+        else:  # A wrapper around the generated function.
             pending.extend(inspect.getclosurevars(function).nonlocals.values())
     return list(spaces.values())
 
 
 @contextlib.contextmanager
 def _limited(codes: Sequence[object], limit_bytes: int, device: torch.device) -> Iterator[None]:
-    """In which the code of Inductor's graphs allocates no buffer that would be over the limit on the device.
+    """Returns a context in which Inductor's generated code raises before an allocation that would exceed the limit.
 
-    What libraries allocate inside their calls is seen by the next buffer only.
+    Allocations inside library calls count only at the next buffer.
     """
     meter = _C.Meter(device)
 
@@ -206,17 +207,17 @@ def _limited(codes: Sequence[object], limit_bytes: int, device: torch.device) ->
 
 
 class _Loss(torch.autograd.Function):
-    """A loss whose backward makes the results' gradients, which nobody else holds."""
+    """A loss whose backward creates the gradients of the results, without keeping references to them."""
 
     @staticmethod
     def forward(ctx: Any, *results: torch.Tensor) -> torch.Tensor:
         ctx.device = results[0].device
-        ctx.likes = [torch.empty_like(one, device="meta") for one in results]
+        ctx.likes = [torch.empty_like(result, device="meta") for result in results]
         return torch.zeros((), device=ctx.device)
 
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.ones_like(one, device=ctx.device) for one in ctx.likes)
+        return tuple(torch.ones_like(like, device=ctx.device) for like in ctx.likes)
 
 
 def try_step(
@@ -226,13 +227,13 @@ def try_step(
     codes: Sequence[object] = (),
     allowed_bytes: int | None = None,
 ) -> Trial:
-    """Runs two steps. The peak is that of the second, as the first has libraries make their workspaces.
+    """Runs two steps and returns the memory of the second, as libraries allocate their workspaces in the first.
 
-    Stops before a buffer of the compiled `codes` takes more than is allowed to be added.
+    Stops before a buffer of the compiled `codes` would exceed `allowed_bytes`.
     """
     meter = _C.Meter(device)
     if counts_whole_blocks(device):
-        torch.cuda.empty_cache()  # A cached block that is too large for a tensor would be counted whole.
+        torch.cuda.empty_cache()  # A cached block that is too large for a tensor would count in full.
 
     def run() -> tuple[int, int]:
         stand_ins, leaves = arguments.stand_ins()
@@ -242,10 +243,14 @@ def try_step(
         if allowed_bytes is not None:
             limit = _limited(codes, before + allowed_bytes, device)
         with limit:
-            results = [one for one in pytree.tree_leaves(compiled(*stand_ins)) if is_tensor(one) and one.requires_grad]
+            results = [
+                result
+                for result in pytree.tree_leaves(compiled(*stand_ins))
+                if is_tensor(result) and result.requires_grad
+            ]
             held = meter.current_bytes() - before
-            if results and all(one.dim() == 0 for one in results):
-                torch.autograd.backward(results, [torch.ones_like(one) for one in results])
+            if results and all(result.dim() == 0 for result in results):
+                torch.autograd.backward(results, [torch.ones_like(result) for result in results])
             elif results:
                 _Loss.apply(*results).backward()
         peak = meter.peak_bytes()
