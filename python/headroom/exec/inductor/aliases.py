@@ -1,4 +1,4 @@
-"""Keeps what tracing knows of aliases true after Inductor's passes over the joint graph."""
+"""Corrects the aliases among fake tensors after Inductor's passes over the joint graph."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headroom.graph.operators import is_tensor, is_view
 
 
 def refresh_views(joint: fx.GraphModule) -> None:
-    """Gives the stand-in of each view the storage of the tensor that it is a view of.
+    """Gives the fake tensor of each view the storage of the tensor that it is a view of.
 
     Where Inductor removes a copy, such as a clone in the same layout, views of the copy become views of its source,
-    but their stand-ins keep the storage of the copy. AOTAutograd compares these storages: a saved tensor that shares
+    but their fake tensors keep the storage of the copy. AOTAutograd compares these storages: a saved tensor that shares
     none with an output is donated to backward, which may then overwrite an output that the user still holds.
     """
     for node in joint.graph.nodes:
@@ -28,7 +28,7 @@ def refresh_views(joint: fx.GraphModule) -> None:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [one for one in pytree.tree_leaves(value) if is_tensor(one)]
+    return [leaf for leaf in pytree.tree_leaves(value) if is_tensor(leaf)]
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -44,10 +44,10 @@ def _is_stale(node: fx.Node) -> bool:
 
 
 def _refresh(node: fx.Node) -> None:
-    arguments, keywords = fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+    arguments, keywords = fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
     with torch.no_grad():
         value = node.target(*arguments, **keywords)
     old, new = _tensors(node.meta["val"]), _tensors(value)
-    # Some views are copies where strides do not allow a view; then the old stand-in was right.
+    # Some views are copies where strides do not allow a view; then the old fake tensor was right.
     if all(a.shape == b.shape and a.stride() == b.stride() for a, b in zip(old, new, strict=True)):
         node.meta["val"] = value
