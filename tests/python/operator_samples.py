@@ -211,8 +211,9 @@ class Budgeted:
         return flights_on(self.device).roots[self.steps[0]]
 
     def set_smallest_budget(self) -> None:
-        """Sets the smallest share that can be kept, in a first step too, before the rest of the step is known."""
-        places = [self.place(), Place(self.place().step)]
+        """Sets the smallest share that all graphs can keep to which are entered while no other is in flight."""
+        roots = flights_on(self.device).roots
+        places = [roots[step] for step in self.steps if step in roots]
         share = max(place.smallest_bytes() / max(place.store_all_bytes(), 1) for place in places)
         for step in self.steps:
             step.settings = Settings(f"{share + 1e-6:.9f}x", cache=False)
