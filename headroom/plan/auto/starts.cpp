@@ -88,12 +88,12 @@ std::vector<int32_t> faster_base(const FlatGraph& flat, const std::vector<int32_
 std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base,
                                      const MemoryBound& bound) {
   if (bound.moment.empty()) return {};
-  std::vector<uint8_t> is_there(at(flat.value_count), 1);
+  std::vector<uint8_t> is_live(at(flat.value_count), 1);
   std::vector<uint8_t> is_made(at(flat.value_count), 0);
   std::vector<int32_t> runs;
   const auto add = [&](int32_t op) {
     runs.push_back(op);
-    for (const int32_t v : flat.outputs(op)) is_there[at(v)] = is_made[at(v)] = 1;
+    for (const int32_t v : flat.outputs(op)) is_live[at(v)] = is_made[at(v)] = 1;
   };
   // Returns the op that recomputes `v`, or -1 where none can run and the value is kept instead. It is listed before the
   // reader, so that no two ops wait for each other.
@@ -111,9 +111,9 @@ std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<in
   }
   if (position == base.size()) return {};
   for (size_t i = 0; i < position; ++i)
-    for (const int32_t v : flat.outputs(base[i])) is_there[at(v)] = flat.maker[at(v)] < 0 ? 1 : 0;
-  for (const ValueId id : bound.kept) is_there[index(id)] = 1;
-  for (const int32_t v : flat.inputs(base[position])) is_there[at(v)] = 1;
+    for (const int32_t v : flat.outputs(base[i])) is_live[at(v)] = flat.maker[at(v)] < 0 ? 1 : 0;
+  for (const ValueId id : bound.kept) is_live[index(id)] = 1;
+  for (const int32_t v : flat.inputs(base[position])) is_live[at(v)] = 1;
   std::vector<int32_t> open;  // Stack of ops: each lies below the ops that must run before it.
   for (++position; position < base.size(); ++position) {
     open.assign(1, base[position]);
@@ -122,7 +122,7 @@ std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<in
       int32_t next = -1;
       // Recompute the op with the most outputs first: a tape before its output.
       for (const int32_t u : flat.inputs(op)) {
-        const int32_t maker = is_there[at(u)] == 0 ? maker_for(u, op) : -1;
+        const int32_t maker = is_live[at(u)] == 0 ? maker_for(u, op) : -1;
         if (maker >= 0 && (next < 0 || flat.outputs(maker).size() > flat.outputs(next).size())) next = maker;
       }
       if (next >= 0) {
@@ -134,7 +134,7 @@ std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<in
     }
   }
   for (const ValueId id : flat.graph.outputs())
-    if (!flat.graph.value(id).resident && is_there[index(id)] == 0) return {};
+    if (!flat.graph.value(id).resident && is_live[index(id)] == 0) return {};
   return runs;
 }
 
