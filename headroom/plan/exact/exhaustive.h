@@ -27,11 +27,11 @@ struct ExhaustiveLimits {
 };
 PlanResult plan_exhaustive(const Graph& graph, const PlanRequest& request);
 
-/// Returns whether plan_exhaustive() takes a graph.
+/// Returns whether plan_exhaustive() accepts a graph.
 bool is_exhaustible(const Graph& graph);
 
-/// The same search, for one budget after the other. Takes and throws what plan_exhaustive() does, and keeps a reference to
-/// the graph. The drops of its schedules are where the search made them, not as early as possible.
+/// Runs the search of plan_exhaustive() for several budgets. Accepts and throws what plan_exhaustive() does, and keeps
+/// a reference to the graph. Its schedules have drops where the search made them, not as early as possible.
 class ExhaustiveSearch {
  public:
   explicit ExhaustiveSearch(const Graph& graph);
@@ -45,14 +45,14 @@ class ExhaustiveSearch {
   /// Finds a schedule of the smallest peak that keeps the base order, where one is below `peak_bytes`. Returns
   /// none as above.
   std::optional<Schedule> find_smaller(int64_t peak_bytes, int64_t max_states);
-  bool limit_reached() const;   ///< of the last search
-  int64_t state_count() const;  ///< of the last search
+  bool limit_reached() const;   ///< Whether the last search reached its limit of states.
+  int64_t state_count() const;  ///< Number of states in the last search.
 
  private:
   friend PlanResult plan_exhaustive(const Graph& graph, const PlanRequest& request);
   class Search;
   std::unique_ptr<Search> search_;
-  int64_t least_ns_ = 0;  ///< of any schedule
+  int64_t least_ns_ = 0;  ///< Lower bound on the time of any schedule, in nanoseconds.
 };
 
 }  // namespace headroom
