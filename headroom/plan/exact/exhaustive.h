@@ -9,18 +9,18 @@
 
 namespace headroom {
 
-/// Finds the fastest of *all* schedules within the budget that keep the base order of first runs: ops may run several
+/// Finds the fastest of *all* schedules within the budget that keep the base order of first runs. Ops may run several
 /// times and in place, and values may be kept for any time. It is the reference for small inputs. Alternatives, which
-/// share an output, count as one op (a group, see time_bound.h): where all of a group are listed before all of another and
-/// every schedule must run both, some op of the first runs before any of the second. Ops that only an alternative needs
-/// may run at any time.
+/// share an output, count as one op (a group, see time_bound.h): where all of a group are listed before all of another
+/// and every schedule must run both, some op of the first runs before any of the second. Ops that only an alternative
+/// needs may run at any time.
 ///
-/// The search is A* over states (what is alive, what is held, which groups have run; see state.h), with a lower bound on
-/// the recomputation that is still to come as the estimate. It is exponential. It takes graphs of at most kMostValues
-/// values that are not resident and kMostOps ops, in which nothing that holds is itself held, and throws NotApplicable
-/// otherwise. The status is kOptimal or kInfeasible, or kTimeout where request.limits.max_states states did not suffice.
-/// Without a budget it minimises the peak, and then the time at that peak. lower_bound_ns is the optimum itself where
-/// there is a budget, and is not computed otherwise.
+/// The search is A* over states (what is live, what is held, which groups have run; see state.h), with a lower bound on
+/// the remaining recomputation as the estimate. It is exponential. It accepts graphs of at most kMostValues values that
+/// are not resident and kMostOps ops, in which nothing that holds is itself held, and throws NotApplicable otherwise.
+/// The status is kOptimal or kInfeasible, or kTimeout where request.limits.max_states states did not suffice. Without a
+/// budget it minimises the peak, and then the time at that peak. lower_bound_ns is the optimum itself where there is a
+/// budget, and is not computed otherwise.
 struct ExhaustiveLimits {
   static constexpr size_t kMostValues = 32;
   static constexpr size_t kMostOps = 64;
