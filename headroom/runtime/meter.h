@@ -15,8 +15,8 @@ class DeviceCounter;
 struct MemoryMark {
   std::string name;
   int64_t current_bytes = 0;
-  int64_t peak_bytes = 0;  ///< since the mark before, the first one since the meter's construction
-  int64_t time_ns = 0;     ///< since the meter's construction, by the host's clock
+  int64_t peak_bytes = 0;  ///< Peak since the previous mark; for the first mark, since the meter's construction.
+  int64_t time_ns = 0;     ///< Time since the meter's construction, by the host's clock.
 };
 
 /// Measures the bytes of tensors on one device from its construction on, on every thread. Several meters may live at
@@ -38,8 +38,9 @@ struct MemoryMark {
 /// is read and then started anew, and an allocation freed again between the two is missed.
 class Meter {
  public:
-  /// InvalidInput if `device` is neither the CPU nor a CUDA device that this process has, or if somebody else has put
-  /// another CPU allocator over the counting one. A CUDA device without an index is the current one.
+  /// Makes a meter of `device`. Throws InvalidInput if `device` is neither the CPU nor a CUDA device that this process
+  /// has, or if other code has put another CPU allocator over the counting one. A CUDA device without an index is the
+  /// current one.
   explicit Meter(c10::Device device);
   ~Meter();
   Meter(const Meter&) = delete;
@@ -47,21 +48,21 @@ class Meter {
 
   c10::Device device() const { return device_; }
 
-  /// All that is allocated and counted now, also what was there before this meter.
+  /// Returns the bytes that are allocated and counted now, including those allocated before this meter.
   int64_t current_bytes() const;
 
-  /// The most that current_bytes() has been since the construction or the last reset_peak().
+  /// Returns the maximum of current_bytes() since the construction or the last reset_peak().
   int64_t peak_bytes() const;
 
-  /// Leaves the timeline and the peak of its next mark alone.
+  /// Restarts peak_bytes(). Does not change the timeline or the peak of its next mark.
   void reset_peak();
 
-  /// Adds a point to the timeline. Leaves peak_bytes() alone.
+  /// Adds a point to the timeline. Does not change peak_bytes().
   void mark(std::string name);
 
   const std::vector<MemoryMark>& timeline() const { return timeline_; }
 
-  /// A meter's own peaks, without what the device has reached since its one peak last started anew.
+  /// A meter's own peaks, without what the device has reached since its peak was last restarted.
   struct Peaks {
     int64_t since_reset_bytes = 0;
     int64_t since_mark_bytes = 0;
@@ -75,14 +76,14 @@ class Meter {
   std::vector<MemoryMark> timeline_;
 };
 
-/// Gives memory that the device's allocator keeps for later back to the device, so that what comes next is not cut out of
-/// blocks of other sizes. Nothing on the CPU.
+/// Returns the memory that the device's allocator caches to the device, so that later allocations are not split from
+/// blocks of other sizes. Does nothing on the CPU.
 void release_cached_memory(c10::Device device);
 
-/// What a storage of `requested_bytes` counts on `device`: on the CPU the request itself, on CUDA the next multiple of
-/// 512. The caching allocator may hand out a cached block of more than 1 MiB that is up to 1 MiB larger than this, and
-/// its setting roundup_power2_divisions makes it round up further. InvalidInput on other devices and on a negative
-/// request.
+/// Returns the bytes that a storage of `requested_bytes` counts on `device`: on the CPU the request itself, on CUDA the
+/// next multiple of 512. The caching allocator may use a cached block of more than 1 MiB that is up to 1 MiB larger
+/// than this, and its setting roundup_power2_divisions makes it round up further. Throws InvalidInput on other devices
+/// and on a negative request.
 int64_t allocated_bytes(int64_t requested_bytes, c10::Device device);
 
 }  // namespace headroom

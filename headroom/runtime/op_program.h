@@ -29,8 +29,8 @@ struct OpCall {
   std::string name;
   std::string source;  ///< module and line of the model that it comes from, for errors; empty: not known
   std::function<void(torch::jit::Stack&)> run;
-  std::function<void(torch::jit::Stack&)>
-      run_in_place;  ///< writes its first result over its first argument; may be empty
+  /// Runs the operator in place: writes its first result over its first argument. May be empty.
+  std::function<void(torch::jit::Stack&)> run_in_place;
   std::vector<CallArgument> arguments;
   std::vector<int> results;  ///< tensors that it makes, lists flattened; -1: nobody wants it
   bool draws = false;        ///< takes random numbers

@@ -33,8 +33,8 @@ struct NodeCosts {
   std::vector<GradientMemory> input_gradients;
   bool draws = false;  ///< takes random numbers
   bool changes_buffers = false;
-  bool records_to_run =
-      false;  ///< without recording, its forward gives other bits: run it recorded and forget the tape
+  /// Whether its forward gives other bits without recording; it is then run recorded, and the tape is dropped.
+  bool records_to_run = false;
 };
 
 struct NetworkCosts {

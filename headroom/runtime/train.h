@@ -29,9 +29,9 @@ struct TrainOptions {
   PlannerOptions planner_options;
   PlanLimits limits;
   int64_t later_bytes = 0;  ///< what will be on the device during steps and is not yet: an optimizer's state
-  bool tries =
-      true;  ///< run a step on the sample, and plan for less if it takes more than the budget (as GPUs' allocators
-             ///< can make it)
+  /// Whether to run a step on the sample, and to plan again with less if its peak is above the budget, which a GPU's
+  /// allocator can cause.
+  bool tries = true;
 };
 
 struct PlannedStep {

@@ -24,8 +24,9 @@ struct DivisionNode {
   int target = 0;
   int64_t cost_bytes = 0;   ///< Bytes of all vertices inside.
   std::vector<int> joints;  ///< Vertices inside that divide it; in a linear node, in order.
-  std::vector<int>
-      children;  ///< nodes, -1 for an edge with nothing inside (linear: in order, one more than joints; else left out)
+  /// Child nodes; -1 for an edge with nothing inside. In a linear node they are in order, one more than joints; in other
+  /// nodes such edges are left out.
+  std::vector<int> children;
 };
 
 /// A division tree. The root comes first. Every vertex except the root's target is a joint of exactly one node.
