@@ -310,7 +310,7 @@ class Measurer {
       const torch::Tensor gradient = givens.gradient.copy();
       held_peak_bytes = run(std::move(made), gradient, givens.copy_sums()).peak_bytes;
     } catch (const c10::OutOfMemoryError&) {
-      // An earlier run succeeded, so memory is short only for keeping more than a backward must. Go on with one run.
+      // An earlier backward succeeded, so memory is short only for keeping the output and its gradient as well.
     }
     gradients = {};
 

@@ -19,23 +19,23 @@ struct MemoryMark {
   int64_t time_ns = 0;     ///< Time since the meter's construction, by the host's clock.
 };
 
-/// Measures the bytes of tensors on one device from its construction on, on every thread. Several meters may live at
-/// once, each with a peak and a timeline of its own; one meter is used by one thread at a time. Each call takes
-/// constant time per living meter, and an allocation costs the same whatever their number.
+/// Measures the bytes of tensors on one device from its construction on, for all threads. Several meters may exist at
+/// once, each with a peak and a timeline of its own; only one thread at a time may use a meter. Each call takes
+/// constant time per existing meter, and the cost of an allocation does not depend on their number.
 ///
-/// CPU: the first meter puts a counting allocator over PyTorch's, which stays for the rest of the process. From then on
-/// every storage PyTorch allocates is counted with the bytes it asked for. Not counted: storages made before (resized
-/// ones included, since a storage keeps its allocator), memory that PyTorch does not allocate (from_blob, shared and
-/// pinned memory) and buffers inside MKL and oneDNN. To count everything, make a meter before the first tensor,
-/// and before other threads allocate: PyTorch's switch of allocators is not made for threads.
+/// CPU: the first meter puts a counting allocator over PyTorch's, which stays for the rest of the process. From then
+/// on, every storage that PyTorch allocates counts with the bytes requested. Not counted are storages allocated before
+/// (resized ones included, since a storage keeps its allocator), memory that PyTorch does not allocate (from_blob,
+/// shared and pinned memory) and buffers inside MKL and oneDNN. To count everything, make a meter before the first
+/// tensor, and before other threads allocate: PyTorch's switch of allocators is not safe for threads.
 ///
-/// CUDA: the allocated bytes of the caching allocator, cuBLAS's and cuDNN's workspaces included where they come from
-/// it. That allocator keeps one peak per device; meters start it anew at their construction, resets and marks, each
-/// living meter taking it into account first. torch.cuda.max_memory_allocated() is therefore since the last of these,
-/// and somebody else's reset of it hides from the meters what came before.
+/// CUDA: the bytes allocated by the caching allocator, including the workspaces of cuBLAS and cuDNN where they come
+/// from it. That allocator keeps one peak per device. Meters restart it at their construction, resets and marks, after
+/// every existing meter has taken it into account. torch.cuda.max_memory_allocated() is therefore the peak since the
+/// last of these, and a reset of it by other code hides earlier peaks from the meters.
 ///
-/// An allocation of another thread while a peak starts anew may count before or after that moment. On CUDA the old peak
-/// is read and then started anew, and an allocation freed again between the two is missed.
+/// An allocation of another thread during a restart of the peak may count before or after the restart. On CUDA, the old
+/// peak is read and then restarted, and an allocation that is freed again between the two is missed.
 class Meter {
  public:
   /// Makes a meter of `device`. Throws InvalidInput if `device` is neither the CPU nor a CUDA device that this process
