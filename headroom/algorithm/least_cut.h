@@ -14,9 +14,9 @@ namespace headroom {
 ///
 /// where link_j, if links are given, is the size of what lies between position j-1 and position j.
 struct Cut {
-  std::vector<int> kept;      ///< positions 1..n-1, ascending
-  int64_t kept_sum = 0;       ///< sum of their sizes
-  int64_t largest_inner = 0;  ///< largest inner sum of a segment
+  std::vector<int> kept;      ///< Positions 1..n-1, ascending.
+  int64_t kept_sum = 0;       ///< Sum of their sizes.
+  int64_t largest_inner = 0;  ///< Largest inner sum of a segment.
   bool operator==(const Cut&) const = default;
 };
 

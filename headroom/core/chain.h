@@ -59,10 +59,12 @@ class ChainIds {
   OpId record(int i) const { return static_cast<OpId>(2 * i - 1); }
   OpId backward(int i) const { return static_cast<OpId>(3 * length_ - i); }
   ValueId weights() const { return ValueId{0}; }
-  ValueId output(int i) const { return static_cast<ValueId>(i == 0 ? 1 : 4 * i - 1); }          ///< a{i}, 0..L
-  ValueId tape(int i) const { return static_cast<ValueId>(4 * i); }                             ///< t{i}, 1..L
-  ValueId gradient(int i) const { return static_cast<ValueId>(i == length_ ? 2 : 4 * i + 5); }  ///< g{i}, 0..L
-  ValueId parameter_gradient(int i) const { return static_cast<ValueId>(4 * i + 2); }           ///< p{i}, 1..L
+  ValueId output(int i) const { return static_cast<ValueId>(i == 0 ? 1 : 4 * i - 1); }  ///< The id of a{i}, 0..L.
+  ValueId tape(int i) const { return static_cast<ValueId>(4 * i); }                     ///< The id of t{i}, 1..L.
+  ValueId gradient(int i) const {
+    return static_cast<ValueId>(i == length_ ? 2 : 4 * i + 5);
+  }                                                                                    ///< The id of g{i}, 0..L.
+  ValueId parameter_gradient(int i) const { return static_cast<ValueId>(4 * i + 2); }  ///< The id of p{i}, 1..L.
 
  private:
   int length_;

@@ -63,15 +63,17 @@ class Memory {
   /// Notes that an op has run.
   void restore_run(OpId op) { has_run_[index(op)] = 1; }
 
-  int64_t bytes() const { return bytes_; }  ///< between two steps, resident values included
+  int64_t bytes() const { return bytes_; }  ///< Live bytes between two steps, resident values included.
   /// Returns whether the value has a current copy.
   bool is_alive(ValueId id) const { return current_[index(id)] != kNone; }
   /// Returns whether another live copy holds the value's current copy.
   bool is_held(ValueId id) const { return current_[index(id)] >= 0 && record(current_[index(id)]).uses > 1; }
   Copy current_copy(ValueId id) const { return current_[index(id)]; }
 
-  Copy copy_count() const { return static_cast<Copy>(copies_.size()); }  ///< of all that were made, freed ones included
-  int32_t held_only_count() const { return held_only_count_; }           ///< of live copies that are not current
+  Copy copy_count() const {
+    return static_cast<Copy>(copies_.size());
+  }                                                             ///< Number of all copies made, freed ones included.
+  int32_t held_only_count() const { return held_only_count_; }  ///< Number of live copies that are not current.
   bool is_live(Copy copy) const { return record(copy).uses > 0; }
   ValueId value(Copy copy) const { return record(copy).value; }
   /// Returns the copies that a copy holds, in the order of its value's `holds`.

@@ -275,7 +275,7 @@ class Frame {
   std::shared_ptr<const Program> program_;
   Tensors inputs_;
   std::vector<int64_t> input_versions_;
-  std::vector<Slot> slots_;  ///< by ValueId
+  std::vector<Slot> slots_;  ///< By ValueId.
   std::vector<NodeState> nodes_;
   Tensors parameter_gradients_;  ///< The sums so far.
   size_t next_step_ = 0;

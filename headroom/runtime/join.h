@@ -26,7 +26,7 @@ Network join_to_chain(const Network& network);
 /// What a network's nodes do besides computing their outputs, found by running it once on sample inputs.
 struct Traits {
   std::vector<NodeRange> joins;
-  std::vector<SideEffects> effects;  ///< by node
+  std::vector<SideEffects> effects;  ///< By node.
 };
 
 /// Finds which nodes must be joined so that a network can run node by node, and what nodes use besides their inputs. A

@@ -251,7 +251,7 @@ void check_kind(c10::Device device) {
   }
 }
 
-/// Returns the device with its index, if its kind has one.
+/// Returns the device with the index of a CUDA device, which is the current one if none is given.
 c10::Device resolve(c10::Device device) {
   check_kind(device);
   if (device.is_cpu()) return c10::Device(c10::DeviceType::CPU);

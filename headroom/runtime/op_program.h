@@ -21,7 +21,8 @@ struct CallArgument {
   Kind kind = Kind::kConstant;
   c10::IValue constant;
   std::vector<int> tensors;  ///< Tensors of the program; -1 for none in kOptionalTensors.
-  bool is_updated = false;   ///< Whether the call's first run in a step changes it; later runs do not.
+  /// Whether the tensor is changed by the call's first run in a step; later runs get no tensor instead.
+  bool is_updated = false;
 };
 
 /// A call of an operator on a stack, as the dispatcher makes it: arguments are popped, and results are pushed.

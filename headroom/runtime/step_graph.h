@@ -15,8 +15,8 @@ namespace headroom {
 struct GradientMemory {
   static constexpr int kOutputGradient = -1;
   int64_t bytes = 0;  ///< Bytes of its own.
-  /// The input whose gradient's memory it shares, or kOutputGradient for that of the output's gradient; additions pass
-  /// their output's gradient on. None if it shares none.
+  /// The earlier input whose gradient's memory it shares, or kOutputGradient for the output's gradient, where that is
+  /// in use elsewhere too; additions pass their output's gradient on. None if it shares none.
   std::optional<int> shared_with;
 };
 

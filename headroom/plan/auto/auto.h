@@ -105,7 +105,7 @@ class AutoFronts {
 
  private:
   std::mutex mutex_;
-  std::map<std::pair<Effort, int64_t>, std::shared_ptr<const AutoFront>> fronts_;  ///< by effort and max_states
+  std::map<std::pair<Effort, int64_t>, std::shared_ptr<const AutoFront>> fronts_;  ///< By effort and max_states.
 };
 
 /// Returns the schedule that runs every op of store_all() once, in place wherever it may.

@@ -21,9 +21,7 @@ constexpr int kPerturbationsPerBisection = 24;  ///< Number of attempts to pertu
 class Bisection {
  public:
   Bisection(const FlatGraph& flat, const Front& front, const JudgedRuns& lowest)
-      : search_(flat),
-        few_runs_(std::ssize(front.back().runs) + kMaxPerturbedReruns),
-        least_bytes_(lowest.peak_bytes) {}
+      : search_(flat), few_runs_(std::ssize(front.back().runs) + kMaxPerturbedReruns), min_bytes_(lowest.peak_bytes) {}
 
   /// Adds to `found` a plan for each of some ascending budgets, which are at least lower's peak and below upper's.
   /// `lower` is the plan for all budgets from its peak to `least_bytes`.
@@ -49,14 +47,14 @@ class Bisection {
 
  private:
   /// Returns a plan for a target: the better of `lower`, pruned at the target, and a descent from `upper`. A plan that
-  /// is faster than `upper` is not taken. Its peak is at least least_bytes_, the peak of the front's plan, even where
+  /// is faster than `upper` is not taken. Its peak is at least min_bytes_, the peak of the front's plan, even where
   /// it needs less.
   JudgedRuns make_middle(const JudgedRuns& lower, int64_t target_bytes, const JudgedRuns& upper) {
     JudgedRuns middle = lower;
     const auto keep_better = [&] {
       search_.prune(target_bytes);
       JudgedRuns found = search_.judged();
-      found.peak_bytes = std::max(found.peak_bytes, least_bytes_);
+      found.peak_bytes = std::max(found.peak_bytes, min_bytes_);
       if (is_better(found, middle) && found.time_ns >= upper.time_ns) middle = std::move(found);
     };
     search_.assign(lower.runs);
@@ -80,7 +78,7 @@ class Bisection {
 
   RunSearch search_;
   int64_t few_runs_;
-  int64_t least_bytes_;
+  int64_t min_bytes_;
 };
 
 }  // namespace

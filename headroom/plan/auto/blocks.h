@@ -21,7 +21,7 @@ struct Blocks {
     int32_t length = 0;  ///< Number of ops in a block.
   };
 
-  std::vector<Place> places;  ///< by op
+  std::vector<Place> places;  ///< By op.
   Part forward;
   Part backward;
   int32_t count = 0;

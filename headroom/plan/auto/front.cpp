@@ -21,8 +21,8 @@ constexpr int kTargetsBetweenLevels = 3;  ///< Number of targets between two lev
 /// DescentOptions::runs_per_move for polish and near the smallest budget.
 constexpr int32_t kCarefulRunsPerMove = 100;
 constexpr int kBisectionSteps = 5;  ///< Number of bisection steps below the last level that has a plan.
-/// Runs of plain training: from here on there are half as many levels, and from there on fewer starts for each.
-/// Largest number of runs in the base order of a *short* graph. Longer graphs have half as many levels.
+/// Largest number of runs in the base order of a *short* graph. Longer graphs have half as many levels and fewer starts
+/// for each level.
 constexpr int64_t kMaxShortRuns = 200;
 /// Largest number of runs in the base order of a *tiny* graph, where every plan of the front finally becomes a level of
 /// its own.
@@ -33,7 +33,8 @@ constexpr int kMaxIdlePasses = 3;
 /// Largest number of runs for which a level without a plan is tried from random starts, and for which polish takes the
 /// full number of rounds.
 constexpr int64_t kMaxRunsForRandomStarts = 300;
-/// Number of runs above which a graph is *long*: its levels have fewer starts, and polish does less work per run.
+/// Number of runs above which a graph is *long*: fewer starts are tried for its levels, and polish does less work per
+/// run.
 constexpr int64_t kMaxMediumRuns = 1000;
 /// Work of the descent from one start, divided by the number of runs to give DescentOptions::most_work.
 constexpr int64_t kWorkPerStart = 700'000;
@@ -145,7 +146,7 @@ class FrontBuilder {
   bool is_short() const { return std::ssize(base_) <= kMaxShortRuns; }
   bool is_long() const { return std::ssize(base_) > kMaxMediumRuns; }
 
-  int64_t most_start_ns() const {
+  int64_t max_start_ns() const {
     const int64_t most_ns = std::numeric_limits<int64_t>::max() / kMaxStartSlowdown;
     if (is_short() || levels_.empty())
       return store_all_.time_ns > most_ns ? store_all_.time_ns : kMaxStartSlowdown * store_all_.time_ns;
@@ -157,7 +158,7 @@ class FrontBuilder {
   /// Descends from `runs` to a target, and stores the result in `best` if it is better.
   void try_start(const std::vector<int32_t>& runs, int64_t target_bytes, std::optional<JudgedRuns>& best,
                  DescentOptions options) {
-    options.most_ns = best ? best->time_ns : most_start_ns();
+    options.most_ns = best ? best->time_ns : max_start_ns();
     options.most_work = std::clamp<int64_t>(kWorkPerStart / std::max<int64_t>(std::ssize(base_), 1), 1'500, 4'000);
     options.runs_per_move = runs_per_move_;
     search_.assign(runs);
@@ -196,7 +197,8 @@ class FrontBuilder {
       descend_from_above();
       if (!best && !cut) try_start(base_, target_bytes, best, {16});
     }
-    // Descend with random choices, from the level above and from store-all by turns, until one plan reaches the target.
+    // Descend with random choices, alternately from the level above and from store-all, until one plan reaches the
+    // target.
     const int64_t end = search_.work() + start_work();
     for (int i = 0;
          std::ssize(base_) <= kMaxRunsForRandomStarts && !best && !cut && i < kMaxRandomStarts && search_.work() < end;
@@ -452,12 +454,12 @@ class FrontBuilder {
 int64_t peak_lower_bound_bytes(const FlatGraph& flat) {
   // The step's outputs are live during the moment of the last run, which is smaller only where its workspace is
   // negative.
-  int64_t least_workspace = 0;
-  for (const int64_t workspace : flat.workspace) least_workspace = std::min(least_workspace, workspace);
+  int64_t min_workspace = 0;
+  for (const int64_t workspace : flat.workspace) min_workspace = std::min(min_workspace, workspace);
   int64_t output_bytes = 0;
   for (const ValueId id : flat.graph.outputs())
     if (!flat.graph.value(id).resident) output_bytes += flat.graph.value(id).bytes;
-  int64_t most_bytes = std::max<int64_t>(output_bytes + least_workspace, 0);
+  int64_t most_bytes = std::max<int64_t>(output_bytes + min_workspace, 0);
   const auto needs_bytes = [&](OpId id) {
     const auto op = static_cast<int32_t>(id);
     int64_t bytes = flat.output_bytes[at(op)] + flat.workspace[at(op)];

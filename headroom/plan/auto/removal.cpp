@@ -216,10 +216,10 @@ bool RunSearch::ruin(int count) {
   const auto n = static_cast<int64_t>(removals.size());
   const int64_t chosen = static_cast<int64_t>(random(removals.size()));
   const uint64_t kind = random(4);
-  std::vector<Removal> gone;
+  std::vector<Removal> removed;
   if (kind < 2) {  // These are neighbouring reruns.
     const int64_t first = std::clamp<int64_t>(chosen - count / 2, 0, std::max<int64_t>(n - count, 0));
-    gone.assign(removals.begin() + first, removals.begin() + std::min(first + count, n));
+    removed.assign(removals.begin() + first, removals.begin() + std::min(first + count, n));
   } else {  // Of ops with equal costs, such as the same op in other blocks, or any reruns.
     const int32_t op = removals[static_cast<size_t>(chosen)].op;
     if (kind == 2)
@@ -229,20 +229,20 @@ bool RunSearch::ruin(int count) {
       });
     for (int i = 0; i < count && !removals.empty(); ++i) {
       const auto which = removals.begin() + static_cast<std::ptrdiff_t>(random(removals.size()));
-      gone.push_back(*which);
+      removed.push_back(*which);
       removals.erase(which);
     }
-    std::ranges::sort(gone, {}, &Removal::position);
+    std::ranges::sort(removed, {}, &Removal::position);
   }
   if (!flat_.has_alternatives) {
-    try_without(gone);
+    try_without(removed);
     std::swap(now_, trial_);
     return true;
   }
   // Removals go from the last to the first, so that positions stay valid. Each is looked for anew, because the copy
   // that it relied on may have been removed.
-  for (size_t i = gone.size(); i-- > 0;) {
-    const std::optional<Removal> removal = find_removal(gone[i].position, std::numeric_limits<int64_t>::max());
+  for (size_t i = removed.size(); i-- > 0;) {
+    const std::optional<Removal> removal = find_removal(removed[i].position, std::numeric_limits<int64_t>::max());
     if (!removal) continue;
     try_without(std::span(&*removal, 1));
     std::swap(now_, trial_);

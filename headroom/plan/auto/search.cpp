@@ -387,7 +387,7 @@ void RunSearch::make_edited(const std::vector<Insertion>& insertions, const std:
   auto gone = erasures.begin();
   const auto erase_up_to = [&](int32_t end) {
     for (; gone != erasures.end() && *gone < end; ++gone) {
-      if (*gone < copied) continue;  // twice in the list
+      if (*gone < copied) continue;  // This position is in the list twice.
       copy_up_to(*gone);
       ++copied;
     }

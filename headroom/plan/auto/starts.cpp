@@ -65,11 +65,11 @@ class FasterBase {
       for (const int32_t u : flat_.inputs(op)) need(u);
     }
     std::vector<int32_t> runs;
-    std::vector<uint8_t> is_made(at(flat_.value_count), 0);
+    std::vector<uint8_t> is_written(at(flat_.value_count), 0);
     for (int32_t op = 0; op < flat_.op_count; ++op) {
       if (is_needed[at(op)] == 0) continue;
-      if (!std::ranges::all_of(flat_.inputs(op), [&](int32_t u) { return is_made[at(u)] != 0; })) return {};
-      for (const int32_t v : flat_.outputs(op)) is_made[at(v)] = 1;
+      if (!std::ranges::all_of(flat_.inputs(op), [&](int32_t u) { return is_written[at(u)] != 0; })) return {};
+      for (const int32_t v : flat_.outputs(op)) is_written[at(v)] = 1;
       runs.push_back(op);
     }
     return runs;
@@ -89,17 +89,17 @@ std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<in
                                      const MemoryBound& bound) {
   if (bound.moment.empty()) return {};
   std::vector<uint8_t> is_live(at(flat.value_count), 1);
-  std::vector<uint8_t> is_made(at(flat.value_count), 0);
+  std::vector<uint8_t> is_written(at(flat.value_count), 0);
   std::vector<int32_t> runs;
   const auto add = [&](int32_t op) {
     runs.push_back(op);
-    for (const int32_t v : flat.outputs(op)) is_live[at(v)] = is_made[at(v)] = 1;
+    for (const int32_t v : flat.outputs(op)) is_live[at(v)] = is_written[at(v)] = 1;
   };
   // Returns the op that recomputes `v`, or -1 where none can run and the value is kept instead. It is listed before the
   // reader, so that no two ops wait for each other.
   const auto maker_for = [&](int32_t v, int32_t reader) {
     const auto can_run = [&](int32_t op) {
-      return op < reader && std::ranges::all_of(flat.inputs(op), [&](int32_t u) { return is_made[at(u)] != 0; });
+      return op < reader && std::ranges::all_of(flat.inputs(op), [&](int32_t u) { return is_written[at(u)] != 0; });
     };
     const auto found = std::ranges::find_if(flat.makers(v), can_run);
     return found == flat.makers(v).end() ? -1 : *found;

@@ -151,7 +151,7 @@ void Timeline::find_events() {
 
 void Timeline::find_copies() {
   copy_begin_.resize(at(flat_->value_count) + 1);
-  if (copies_.size() < events_.size()) copies_.resize(events_.size());  // at most one for each
+  if (copies_.size() < events_.size()) copies_.resize(events_.size());  // There is at most one copy for each event.
   between_.assign(at(size()) + 2, 0);
   Copy* next = copies_.data();
   for (int32_t v = 0; v < flat_->value_count; ++v) {
@@ -215,7 +215,7 @@ int32_t Timeline::overwritten(int32_t position) const {
   for (const int32_t v : flat_->overwrites(op)) {
     const Copy* copy = alive(v, position);
     if (copy == nullptr || copy->last != position || is_held(v, *copy, position)) continue;
-    // The first output is not alive: its earlier copy, if any, was dropped after its last use.
+    // The first output is not live: its earlier copy, if any, was dropped after its last use.
     return v;
   }
   return -1;

@@ -31,12 +31,12 @@ struct FlatGraph {
   std::span<const int32_t> holders(int32_t value) const { return list(holders_, value); }
   std::span<const int32_t> overwrites(int32_t op) const { return list(overwrites_, op); }
 
-  std::vector<int64_t> bytes;         ///< by value
-  std::vector<int64_t> time_ns;       ///< by op
-  std::vector<int64_t> output_bytes;  ///< by op
-  std::vector<int64_t> workspace;     ///< by op
+  std::vector<int64_t> bytes;         ///< By value.
+  std::vector<int64_t> time_ns;       ///< By op.
+  std::vector<int64_t> output_bytes;  ///< By op.
+  std::vector<int64_t> workspace;     ///< By op.
   std::vector<uint8_t> once;          ///< By op: whether it may run only once (recompute is false).
-  std::vector<uint8_t> is_output;     ///< by value
+  std::vector<uint8_t> is_output;     ///< By value.
   /// By value: the op that recomputes it, which is the first of makers(); -1 where it cannot be recomputed.
   std::vector<int32_t> maker;
   /// By value: whether every maker reads only what all producers read, so that each can run wherever the value has been

@@ -12,9 +12,9 @@ namespace headroom {
 /// without recording its tape); they form a group. Groups are numbered in base order of their first ops. A group is
 /// needed if some value that only it writes is an output of the step, or is read by every op of a needed group.
 struct NeededGroups {
-  std::vector<int> group_of_op;
-  std::vector<std::vector<OpId>> ops;  ///< by group, ascending
-  std::vector<uint8_t> needed;         ///< by group
+  std::vector<int> group_of_op;        ///< By op.
+  std::vector<std::vector<OpId>> ops;  ///< By group, ascending.
+  std::vector<uint8_t> needed;         ///< By group.
 };
 NeededGroups find_needed_groups(const Graph& graph);
 

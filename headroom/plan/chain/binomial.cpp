@@ -13,7 +13,7 @@ constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 /// Number of stages above which few numbers of states are tried, because each plan takes long to make.
 constexpr int kMaxStagesForFineRange = 10'000;
 /// Maximum number of forwards of a plan for a longer chain.
-constexpr int64_t kMostForwardsIfLong = 10'000'000;
+constexpr int64_t kMaxForwardsIfLong = 10'000'000;
 constexpr int kFineStepFraction = 64;  ///< Successive numbers of states that are tried differ by this fraction (1/64).
 constexpr int kCoarseStepFraction =
     8;  ///< The same fraction (1/8) on longer chains, except near the best number of states.
@@ -33,7 +33,7 @@ int64_t beta(int64_t s, int64_t r) {
 /// Returns the r with beta(s, r-1) < length <= beta(s, r).
 int64_t repetitions(int64_t length, int64_t s) {
   int64_t r = 0;
-  if (s == 1) return length - 1;  // beta(1, r) = r + 1
+  if (s == 1) return length - 1;  // Because beta(1, r) = r + 1.
   while (beta(s, r) < length) ++r;
   return r;
 }
@@ -112,9 +112,9 @@ PlanResult plan_binomial(const Chain& chain, const PlanRequest& request, const B
   int64_t best_peak_bytes = kMost;
   int best_states = 0;
   result.smallest_budget_bytes = kMost;
-  const int64_t most_forwards = length <= kMaxStagesForFineRange ? BinomialOptions::kMostForwards : kMostForwardsIfLong;
+  const int64_t max_forwards = length <= kMaxStagesForFineRange ? BinomialOptions::kMostForwards : kMaxForwardsIfLong;
   const auto try_states = [&](int states) {
-    if (binomial_forwards(length, states) > most_forwards) return;
+    if (binomial_forwards(length, states) > max_forwards) return;
     Schedule schedule = schedule_with(chain, states);
     const std::optional<Simulation> judged = find_simulation(graph, schedule);
     if (!judged) return;  // Its time does not fit int64, but that of a plan with more states does.

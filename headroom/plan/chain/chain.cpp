@@ -16,11 +16,11 @@ namespace headroom {
 namespace {
 
 /// Maximum number of stages for which a table is computed, which takes O(L^3).
-constexpr int kMostStages = 2048;
+constexpr int kMaxStages = 2048;
 /// Maximum number of stages for which the smallest budget is computed though all stages can be recorded.
-constexpr int kMostStagesForSmallestBudget = 1024;
+constexpr int kMaxStagesForSmallestBudget = 1024;
 /// Maximum size of a table.
-constexpr size_t kMostTableBytes = size_t{4} << 30;
+constexpr size_t kMaxTableBytes = size_t{4} << 30;
 
 size_t at(int i) { return static_cast<size_t>(i); }
 
@@ -164,7 +164,7 @@ std::vector<Solution> solve(const ChainMoments& moments, const ChainNeeds& needs
                             const SegmentArray<int64_t>& least, const std::vector<int64_t>& forward_ns, int threads) {
   ChainTableOptions options;
   options.threads = thread_count(threads);
-  const ChainTable<Number> table(needs, capacity, least, forward_ns, kMostTableBytes, options);
+  const ChainTable<Number> table(needs, capacity, least, forward_ns, kMaxTableBytes, options);
   std::vector<Solution> solutions;
   for (const int64_t within : capacities_of(table, needs.length, capacity, most)) {
     const double extra_ns = table.extra_ns(1, needs.length, within);
@@ -186,20 +186,20 @@ std::vector<Solution> solve(const ChainMoments& moments, const ChainNeeds& needs
         "2^53 ns, found " +
         std::to_string(needs.length) + " stages and a sum of " + std::to_string(static_cast<int64_t>(forward_sum_ns)) +
         " ns");
-  constexpr double kMostSmallNs = ChainTable<uint32_t>::kMostNs;
-  if (forward_sum_ns < kMostSmallNs) {
+  constexpr double kMaxSmallNs = ChainTable<uint32_t>::kMostNs;
+  if (forward_sum_ns < kMaxSmallNs) {
     std::vector<Solution> solutions = solve<uint32_t>(moments, needs, capacity, most, least, forward_ns, threads);
     // Of several plans, the slowest may be missing if the others come close to the largest number.
     const bool has_all =
-        !solutions.empty() && (most == 1 || solutions.back().extra_ns + forward_sum_ns < kMostSmallNs / 2);
-    if (has_all || most_ns < kMostSmallNs) return solutions;
+        !solutions.empty() && (most == 1 || solutions.back().extra_ns + forward_sum_ns < kMaxSmallNs / 2);
+    if (has_all || most_ns < kMaxSmallNs) return solutions;
   }
   return solve<double>(moments, needs, capacity, most, least, forward_ns, threads);
 }
 
 void check_length(const Chain& chain) {
-  if (chain.length() > kMostStages)
-    throw NotApplicable("chain: takes at most " + std::to_string(kMostStages) + " stages, found " +
+  if (chain.length() > kMaxStages)
+    throw NotApplicable("chain: takes at most " + std::to_string(kMaxStages) + " stages, found " +
                         std::to_string(chain.length()) +
                         ", unless the budget is enough to record all of them: join stages");
 }
@@ -234,7 +234,7 @@ PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const Chai
   if (fits_recorded) {
     result.status = PlanStatus::kOptimal;
     result.schedule = record_all(length);
-    if (length > kMostStagesForSmallestBudget) return result;
+    if (length > kMaxStagesForSmallestBudget) return result;
   }
   check_length(chain);
   const ChainNeeds needs_bytes = moments.needs(1);

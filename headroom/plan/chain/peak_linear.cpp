@@ -42,7 +42,7 @@ struct Moments {
   }
 
   int n;
-  std::vector<int64_t> kept;       ///< a_k
+  std::vector<int64_t> kept;       ///< The bytes of a_k.
   std::vector<int64_t> tapes;      ///< T(k)
   std::vector<int64_t> backward;   ///< Bytes of the backward moment beside tapes.
   std::vector<int64_t> incoming;   ///< Bytes of the gradients that are live while a segment that ends in k is recorded.

@@ -150,9 +150,8 @@ class ChainTableFiller {
       const Right& right = table.right(l, block);
       const bool is_stored = left.begin <= l && l < left.end;
       Number* best_cell = best(group, l);
-      if (is_stored && l < last_row(group))  // the kernel reads rows after l too, though nobody uses what it gets
-        /// The kernel reads rows after l too, though its results for them are not used.
-        std::fill_n(table.stored_cell(left, l), kCell, Table::kInfinity);
+      // The kernel reads rows after l too, though its results for them are not used.
+      if (is_stored && l < last_row(group)) std::fill_n(table.stored_cell(left, l), kCell, Table::kInfinity);
       for (int i = std::min(last_row(group), l); i >= first_row(group); --i) {
         if (is_stored) {
           const int row = i - first_row(group);

@@ -210,7 +210,7 @@ class ExhaustiveSearch::Search {
       if ((ops_[i].inputs & ~state.alive) != 0) continue;
       const bool first_run = (group_bit(i) & ~state.started) != 0;
       if (first_run && (before_[static_cast<size_t>(group_of_op_[i])] & ~state.started) != 0) continue;
-      // A run whose outputs are all alive can still free what their current copies hold.
+      // A run whose outputs are all live can still free what their current copies hold.
       const Mask missing = ops_[i].outputs & ~state.alive;
       if (!first_run && (missing & useful_values) == 0 && !hold_ghosts(state, ops_[i].outputs)) continue;
       if (memory_.memory().find_fault(Step::run(op_id(i)))) continue;
@@ -223,7 +223,7 @@ class ExhaustiveSearch::Search {
     if (cramped) try_drops(state, cost, number);
   }
 
-  /// Takes a run if it fits. Returns whether it fits without raising the least peak.
+  /// Adds the state after a run, if the run fits. Returns whether it fits without raising the least peak.
   bool try_run(const State& state, int64_t cost, size_t number, const Step& run, bool first_run) {
     const std::optional<int64_t> moment = memory_.memory().find_moment_bytes(run);
     if (!moment) return false;
@@ -231,8 +231,8 @@ class ExhaustiveSearch::Search {
     return *moment <= (goal_ == Goal::kLeastPeak ? cost : budget_bytes_);
   }
 
-  /// Takes drops of live values. Dropping a value early helps only before a run that does not fit, or that would raise
-  /// the least peak.
+  /// Adds the states after drops of live values. Dropping a value early helps only before a run that does not fit, or
+  /// that would raise the least peak.
   void try_drops(const State& state, int64_t cost, size_t number) {
     for (Mask rest = state.alive; rest != 0; rest &= rest - 1) {
       const auto v = static_cast<size_t>(std::countr_zero(rest));
@@ -284,14 +284,14 @@ class ExhaustiveSearch::Search {
   std::span<const ValueId> values_;
   Mask all_groups_ = 0;              ///< The needed groups.
   std::vector<Mask> before_;         ///< By needed group: the groups that are listed before all of it.
-  std::vector<int64_t> fastest_ns_;  ///< by needed group
+  std::vector<int64_t> fastest_ns_;  ///< By needed group: time of its fastest op.
   Mask outputs_ = 0;
   Mask first_outputs_ = 0;  ///< First outputs of ops that may run in place.
   std::vector<OpMasks> ops_;
   std::vector<int> group_of_op_;
   std::vector<Mask> needed_inputs_;        ///< By needed group: values that all of its ops read.
-  std::vector<Producers> producers_;       ///< by value
-  std::unordered_map<Mask, Mask> useful_;  ///< by State::started
+  std::vector<Producers> producers_;       ///< By value.
+  std::unordered_map<Mask, Mask> useful_;  ///< By State::started: result of useful().
   /// By State::started: values that later first runs and the end of the step read.
   std::unordered_map<Mask, Mask> needed_later_;
   /// By group: time of its slowest missing value; 0 outside of least_rest().

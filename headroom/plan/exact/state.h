@@ -84,7 +84,7 @@ class StateMemory {
   const Graph& graph_;
   std::vector<ValueId> values_;
   std::vector<uint32_t> number_;  ///< By value: its number among the values that are not resident.
-  std::vector<Mask> outputs_;     ///< by op
+  std::vector<Mask> outputs_;     ///< By op.
   Mask holders_ = 0;
   const Memory start_;  ///< The memory before the first step.
   Memory memory_;

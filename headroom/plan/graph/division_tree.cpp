@@ -22,8 +22,8 @@ size_t at(int position) { return static_cast<size_t>(position); }
 
 /// A graph in which every vertex lies on a path from the first to the last vertex, in a topological order.
 struct Network {
-  std::vector<std::vector<int>> next;      // ascending
-  std::vector<std::vector<int>> previous;  // ascending
+  std::vector<std::vector<int>> next;      // Ascending.
+  std::vector<std::vector<int>> previous;  // Ascending.
   std::vector<int> vertex;  // By position: vertex of the forward graph; -1 for the source, which comes first.
 
   int size() const { return static_cast<int>(vertex.size()); }
@@ -200,7 +200,7 @@ class Divider {
     int node;
     int source, target;
     bool direct;              // Whether an edge from source to target belongs to it.
-    std::vector<int> inside;  // ascending
+    std::vector<int> inside;  // Ascending.
   };
 
   int add_child(int source, int target, bool direct, std::vector<int> inside) {

@@ -26,7 +26,7 @@ struct ForwardVertex {
 /// The forward part of a training step, for planners of arbitrary graphs: a vertex for every forward op of base_ops(),
 /// in that order, and an edge u -> v where v reads an output of u. Lists are ascending, without repeats.
 struct ForwardGraph {
-  std::vector<OpId> base;  ///< base_ops()
+  std::vector<OpId> base;  ///< The ops of base_ops().
   std::vector<ForwardVertex> vertices;
   std::vector<std::vector<int>> predecessors;
   std::vector<std::vector<int>> successors;

@@ -167,7 +167,7 @@ class Rest {
 
   int64_t levels_;
   int64_t width_bytes_;
-  std::vector<int64_t> most_kept_bytes_;  // by set
+  std::vector<int64_t> most_kept_bytes_;  // By set.
   std::vector<int64_t> least_ns_;         // By set and level of kept bytes.
 };
 
@@ -222,8 +222,8 @@ int64_t least_bound(const Moves& moves, int count, int64_t high) {
 
 struct SampledPlan {
   Schedule schedule;
-  int64_t peak_bytes;  ///< simulated
-  int64_t time_ns;     ///< simulated
+  int64_t peak_bytes;  ///< Simulated.
+  int64_t time_ns;     ///< Simulated.
 };
 
 /// Makes plans for bounds and stores them in the order in which they are made.

@@ -232,15 +232,15 @@ class Runner {
   const Segments& segments_;
   NeededGroups groups_;
   std::vector<int> last_backward_read_;    // By value: position in base order of the last backward op that reads it.
-  std::vector<std::vector<int>> makers_;   // by value: vertices, ascending
-  std::vector<std::vector<int>> members_;  // by segment: vertices, ascending
+  std::vector<std::vector<int>> makers_;   // By value: ascending vertices that write it.
+  std::vector<std::vector<int>> members_;  // By segment: its ascending vertices.
   std::vector<uint8_t> available_;         // By value: whether backward can read it.
   std::vector<uint8_t> wanted_;            // By value: whether the current recomputation needs it.
   std::vector<uint8_t> selected_;          // By vertex: whether it is in batch_.
   std::vector<uint8_t> pulled_;            // By segment: whether the current recomputation has included it.
   std::vector<uint8_t> is_waiting_;        // By vertex: whether it is in waiting_.
   std::vector<int> batch_;
-  std::vector<FirstRun> first_;  // by vertex
+  std::vector<FirstRun> first_;  // By vertex.
   std::vector<int> waiting_;     // Ascending vertices that run only for the order and have not run yet.
   std::vector<OpId> runs_;
 };
