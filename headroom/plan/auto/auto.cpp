@@ -39,7 +39,8 @@ int64_t max_time_states(const Graph& graph, const PlanLimits& limits) {
   return is_large ? std::min(limits.max_states, AutoLimits::kMostStatesIfLarger) : limits.max_states;
 }
 
-/// Returns the number of slots for a table of `chain`: about the default of `chain` where that takes little time.
+/// Returns the number of slots for a table of `chain` that is about as fine as `chain` at any budget, but takes a
+/// limited time.
 int64_t slots_for(int length) {
   constexpr double kWork = 4e9;
   const double cube = static_cast<double>(length) * length * length;

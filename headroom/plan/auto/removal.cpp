@@ -17,9 +17,9 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 }  // namespace
 
-/// Returns how to remove a run whose outputs can be kept from an earlier copy instead, or none where that would exceed
-/// the target. Where an earlier run of an alternative wrote only some of the outputs, that run is replaced by one of
-/// this op.
+/// Returns how to remove a run whose outputs can be kept from an earlier copy instead, or none where that is seen to
+/// exceed the target without trying it. Where an earlier run of an alternative wrote only some of the outputs, that run
+/// is replaced by one of this op.
 std::optional<RunSearch::Removal> RunSearch::find_removal(int32_t position, int64_t target_bytes) const {
   const int32_t op = now_.run(position);
   Removal removal{position, -1, op, position, 0};
@@ -217,10 +217,12 @@ bool RunSearch::ruin(int count) {
   const int64_t chosen = static_cast<int64_t>(random(removals.size()));
   const uint64_t kind = random(4);
   std::vector<Removal> removed;
-  if (kind < 2) {  // These are neighbouring reruns.
+  if (kind < 2) {
+    // Remove neighbouring reruns.
     const int64_t first = std::clamp<int64_t>(chosen - count / 2, 0, std::max<int64_t>(n - count, 0));
     removed.assign(removals.begin() + first, removals.begin() + std::min(first + count, n));
-  } else {  // Of ops with equal costs, such as the same op in other blocks, or any reruns.
+  } else {
+    // Remove reruns of ops with equal costs, such as the same op in other blocks, or any reruns.
     const int32_t op = removals[static_cast<size_t>(chosen)].op;
     if (kind == 2)
       std::erase_if(removals, [&](const Removal& removal) {

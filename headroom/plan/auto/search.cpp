@@ -8,11 +8,12 @@ namespace {
 
 /// Number of failed moves at one sequence after which descent gives up.
 constexpr size_t kMaxFailedMoves = 12;
-constexpr int kMaxEvaluationsAfterMove =
-    50;                               ///< Number of candidates evaluated at one step once a move has been found.
-constexpr int kMaxEvaluations = 500;  ///< Maximum number of candidates evaluated at one step.
-constexpr int64_t kWorkPerProgressCheck =
-    450;  ///< Work, for each run, between two checks of whether descent still makes progress.
+/// Number of candidates evaluated at one step once a move has been found.
+constexpr int kMaxEvaluationsAfterMove = 50;
+/// Maximum number of candidates evaluated at one step.
+constexpr int kMaxEvaluations = 500;
+/// Work, for each run, between two checks of whether descent still makes progress.
+constexpr int64_t kWorkPerProgressCheck = 450;
 /// Descent gives up if the excess is above this fraction of the excess at the previous check.
 constexpr double kStalledFraction = 0.9;
 /// Time added to every move, in nanoseconds, so that ops of time 0 are compared by their bytes.

@@ -15,8 +15,8 @@ constexpr int kMaxStagesForFineRange = 10'000;
 /// Maximum number of forwards of a plan for a longer chain.
 constexpr int64_t kMaxForwardsIfLong = 10'000'000;
 constexpr int kFineStepFraction = 64;  ///< Successive numbers of states that are tried differ by this fraction (1/64).
-constexpr int kCoarseStepFraction =
-    8;  ///< The same fraction (1/8) on longer chains, except near the best number of states.
+/// The same fraction (1/8) on longer chains, except near the best number of states.
+constexpr int kCoarseStepFraction = 8;
 
 /// Returns C(s+r, s), or kMost where it is too large to compute; 0 for negative r or s.
 int64_t beta(int64_t s, int64_t r) {
