@@ -39,7 +39,8 @@ Cut least_cut_within(std::span<const int64_t> sizes, std::span<const int64_t> li
   if (n == 0) return {};
   const auto size_of = [&](size_t j) { return j == n ? 0 : sizes[j - 1]; };
 
-  // until[j]: all sizes and links up to and including position j, so inner(i, j) = until[j] - size_of(j) - until[i].
+  // until[j] is the sum of all sizes and links up to and including position j, so inner(i, j) = until[j] - size_of(j) -
+  // until[i].
   std::vector<int64_t> until(n + 1, 0);
   for (size_t j = 1; j <= n; ++j) {
     const int64_t link = links.empty() ? 0 : links[j - 1];
@@ -48,8 +49,9 @@ Cut least_cut_within(std::span<const int64_t> sizes, std::span<const int64_t> li
   }
   const auto inner = [&](size_t i, size_t j) { return until[j] - size_of(j) - until[i]; };
 
-  // Going down, so that of equal choices the smallest next position can be taken: best[i] is the least (kept sum, kept
-  // count) from i to n with i kept and counted. `window` holds the possible next positions of i, the best one in front.
+  // Positions go down, so that of equal choices the smallest next position can be taken. best[i] is the smallest (kept
+  // sum, kept count) from i to n with i kept and counted. `window` holds the possible next positions of i, the best one
+  // in front.
   std::vector<std::pair<int64_t, int>> best(n + 1);
   std::vector<size_t> next(n + 1, n);
   std::vector<size_t> window(n + 1);
@@ -78,7 +80,7 @@ Cut least_over_bounds(int64_t whole, const std::function<Cut(int64_t bound)>& wi
   Cut best{{}, 0, whole};
   if (whole == 0) return best;
   Cut narrowest = within(0);
-  // Bounds strictly between `low` and `high`, with the least kept sums at both.
+  // The bounds strictly between `low` and `high`, with the smallest kept sums at both ends.
   struct Range {
     int64_t low, low_kept, high, high_kept;
   };
@@ -92,7 +94,7 @@ Cut least_over_bounds(int64_t whole, const std::function<Cut(int64_t bound)>& wi
     const int64_t middle = range.low + (range.high - range.low) / 2;
     Cut cut = within(middle);
     ranges.push_back({middle, cut.kept_sum, range.high, range.high_kept});
-    // From the largest inner sum found up to `middle` the same cut would be found again.
+    // All bounds from the cut's largest inner sum up to `middle` give the same cut.
     ranges.push_back({range.low, range.low_kept, std::min(middle, cut.largest_inner), cut.kept_sum});
     if (is_better(cut, best)) best = std::move(cut);
   }

@@ -49,17 +49,18 @@ bool MaxFlow::find_levels(int source, int sink) {
   return level_[at(sink)] >= 0;
 }
 
-/// Along shortest paths until none is left. Not recursive: paths are as long as the graph.
+/// Pushes flow along shortest paths until none is left, and returns its amount. It is not recursive, because a path can
+/// be as long as the graph.
 FlowAmount MaxFlow::push_paths(int source, int sink) {
   next_ = first_;
   FlowAmount pushed = 0;
-  std::vector<int> path;  // edges
+  std::vector<int> path;  // The edges of the path from the source to `node`.
   int node = source;
   for (;;) {
     if (node == sink) {
       FlowAmount flow = kUnlimited;
       for (const int e : path) flow = std::min(flow, edges_[at(e)].left);
-      // Unlimited edges keep more than all limited ones have: none of them is ever the narrowest.
+      // An unlimited edge always has more capacity left than all limited edges together, so it never limits a path.
       HEADROOM_ASSERT(flow <= limited_sum_ - value_ - pushed);
       size_t keep = path.size();
       for (size_t i = path.size(); i-- > 0;) {
@@ -81,7 +82,7 @@ FlowAmount MaxFlow::push_paths(int source, int sink) {
       continue;
     }
     if (path.empty()) return pushed;
-    level_[at(node)] = -1;  // leads nowhere
+    level_[at(node)] = -1;  // No path leads from this node to the sink.
     node = edges_[at(path.back() ^ 1)].to;
     path.pop_back();
   }
@@ -100,7 +101,7 @@ bool MaxFlow::is_cut(int edge) const {
 }
 
 const char* MaxFlow::find_error() const {
-  std::vector<FlowAmount> balance(first_.size(), 0);  // by node, what leaves it less what enters it
+  std::vector<FlowAmount> balance(first_.size(), 0);  // By node: flow that leaves it less flow that enters it.
   FlowAmount cut = 0;
   for (size_t i = 0; i < capacities_.size(); ++i) {
     const int edge = static_cast<int>(2 * i);

@@ -22,8 +22,8 @@ struct VectorOf<Number, 64> {
   using Type [[gnu::vector_size(64), gnu::may_alias]] = Number;
 };
 
-/// The kernel in vectors of `Bytes`, two vectors at a time: with four rows that makes eight accumulators in registers,
-/// which hides the latency of min and loads b once for all rows.
+/// Computes the kernel in vectors of `Bytes`, two vectors at a time: with four rows that makes eight accumulators in
+/// registers, which hides the latency of min and loads b once for all rows.
 template <typename Number, int Bytes>
 [[gnu::always_inline]] inline void min_plus_body(const Number* a, const Number* b, int64_t count, Number* best) {
   using Vector = typename VectorOf<Number, Bytes>::Type;

@@ -10,22 +10,22 @@
 
 namespace headroom {
 
-/// Numbers in a row: adds to all of a range, and tells the largest of a range, in O(log n) each.
+/// A sequence of numbers in which adding to a range and finding the maximum of a range take O(log n).
 ///
-/// A binary tree over the numbers, from the bottom up. A node has the largest number below it without what was added to
-/// the ranges of nodes above; nothing is ever pushed down.
+/// It is a binary tree over the numbers, processed from the bottom up. A node stores the maximum below it without what
+/// was added to the ranges of the nodes above; nothing is ever pushed down.
 class RangeMax {
  public:
-  /// O(n).
+  /// Replaces the numbers. Takes O(n).
   void assign(std::span<const int64_t> numbers) {
-    leaves_ = std::bit_ceil(numbers.size() + 2);  // One more on each side of what is asked for.
+    leaves_ = std::bit_ceil(numbers.size() + 2);  // A range query touches one more leaf on each side.
     largest_.assign(2 * leaves_, kLeast);
     added_.assign(leaves_, 0);
     std::ranges::copy(numbers, largest_.begin() + static_cast<std::ptrdiff_t>(leaves_) + 1);
     for (size_t node = leaves_; --node > 0;) update(node);
   }
 
-  /// Adds to the numbers from `first` to before `end`.
+  /// Adds to the numbers in [first, end).
   void add(size_t first, size_t end, int64_t amount) {
     size_t left = leaves_ + first;
     size_t right = leaves_ + end + 1;
@@ -42,7 +42,7 @@ class RangeMax {
     while ((left /= 2) > 0) update(left);
   }
 
-  /// The largest from `first` to before `end`, which is more.
+  /// Returns the maximum in [first, end), which must not be empty.
   int64_t most(size_t first, size_t end) const {
     size_t left = leaves_ + first;
     size_t right = leaves_ + end + 1;
@@ -60,14 +60,15 @@ class RangeMax {
   }
 
  private:
-  /// Far from the least, so that adding to it does not overflow.
+  /// A number below all others, and far enough from the smallest int64 that adding to it does not overflow.
   static constexpr int64_t kLeast = std::numeric_limits<int64_t>::min() / 2;
 
   void update(size_t node) { largest_[node] = std::max(largest_[2 * node], largest_[2 * node + 1]) + added_[node]; }
 
   size_t leaves_ = 0;
-  std::vector<int64_t> largest_;  ///< by node; the children of node i are 2 i and 2 i + 1, the root is 1
-  std::vector<int64_t> added_;    ///< by node that is no leaf
+  /// By node: maximum below it. The children of node i are 2 i and 2 i + 1, and the root is 1.
+  std::vector<int64_t> largest_;
+  std::vector<int64_t> added_;  ///< By inner node: amount added to all numbers below it.
 };
 
 }  // namespace headroom

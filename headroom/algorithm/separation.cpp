@@ -18,7 +18,8 @@ Separation::Separation(int count, const Edges& edges)
       low_(at(count)),
       parent_(at(count)),
       seen_(at(count)) {
-  // Undirected, and an edge joins the two ends: what hangs together with one end hangs together with both.
+  // Edges are undirected, and one more edge joins the two ends, so that a part connected with one end is connected with
+  // both.
   Edges all = edges;
   all.emplace_back(0, count - 1);
   for (const auto& [a, b] : all) {
@@ -85,14 +86,14 @@ std::span<const int> Separation::neighbours(int v) const {
 
 bool Separation::is_joint(int v) const { return begin_[at(v) + 1] - begin_[at(v)] > 2; }
 
-/// Of a vertex with two: the one before or after it.
+/// Returns the earlier or the later neighbour of a vertex with two neighbours.
 int Separation::neighbour(int v, bool later) const {
   const std::span<const int> both = neighbours(v);
   return (both[0] > both[1]) == later ? both[0] : both[1];
 }
 
-/// Without `u`, searches depth first from an end of the node: what hangs below a vertex w and has no edge past w
-/// comes off without u and w. Only parts that lie in no other part found here are worth adding.
+/// Searches depth first from an end of the node, without `u`: a subtree of a vertex w that has no edge past w is
+/// disconnected by removing u and w. Adds those parts that do not lie inside another part found here.
 void Separation::find_parts(int u, std::vector<Part>& parts) {
   const int last = count_ - 1;
   const int root = u == last ? 0 : last;
@@ -120,7 +121,7 @@ void Separation::find_parts(int u, std::vector<Part>& parts) {
     low_[at(above)] = std::min(low_[at(above)], low_[at(v)]);
     const int begin = number_[at(v)];
     const bool comes_off = low_[at(v)] >= number_[at(above)];
-    // The root is an end of the node: with u it is the other end, or one of the parts holds the other end.
+    // The root is an end of the node. Either u is the other end, or one of the parts contains it.
     const bool holds_end = above == root && (u == 0 || u == last || number_[0] >= begin);
     if (comes_off && !holds_end && is_joint(above)) {
       while (parts.size() > old_size && parts.back().begin >= begin) parts.pop_back();
@@ -141,7 +142,7 @@ void Separation::find_parts(int u, std::vector<Part>& parts) {
   }
 }
 
-/// Adds the vertices of a part.
+/// Adds the vertices of a part to `inside` that are not covered yet, and marks them as covered.
 void Separation::flood(const Part& part, std::vector<uint8_t>& covered, std::vector<int>& inside) const {
   size_t next = inside.size();
   covered[at(part.member)] = 1;

@@ -7,8 +7,8 @@
 
 namespace headroom {
 
-/// Disjoint sets of 0..n-1 that are joined, never parted; each is known by its smallest member. Amortised O(log n) a
-/// call.
+/// Disjoint sets of the numbers 0..n-1 that can be joined but not split. The smallest member of a set represents it. A
+/// call takes amortised O(log n).
 class UnionFind {
  public:
   explicit UnionFind(int n) : parent_(static_cast<size_t>(n)) { std::iota(parent_.begin(), parent_.end(), 0); }

@@ -13,7 +13,7 @@ int thread_count(int wanted) {
 }
 
 void run_workers(int count, const std::function<void(int)>& work) {
-  // All memory that starting takes is there before the first thread is.
+  // All memory for starting the threads is allocated before the first thread starts.
   std::vector<std::exception_ptr> errors(static_cast<size_t>(std::max(count, 1)));
   const auto guarded = [&](int worker) noexcept {
     try {
@@ -27,7 +27,7 @@ void run_workers(int count, const std::function<void(int)>& work) {
     others.reserve(errors.size());
     try {
       for (int worker = 1; worker < count; ++worker) others.emplace_back(guarded, worker);
-    } catch (const std::system_error&) {  // no more threads
+    } catch (const std::system_error&) {  // The system starts no more threads.
     } catch (const std::bad_alloc&) {
     }
     guarded(0);

@@ -4,12 +4,14 @@
 
 namespace headroom {
 
-/// The number of threads to use where `wanted` are asked for: as many as the machine has for 0, never less than 1.
+/// Returns the number of threads to use if `wanted` are requested: as many as the machine has for 0, and always at
+/// least 1.
 int thread_count(int wanted);
 
-/// Calls `work(i)` for i from 0 to `count` - 1, side by side: work(0) on this thread, each other on one of its own. Where
-/// the system starts no more threads, the rest is not called: whoever is must take on all there is to do, such as from a
-/// common counter. Returns when all have returned; then rethrows what the first of them threw, if any did.
+/// Calls `work(i)` for i from 0 to `count` - 1 in parallel: work(0) on this thread, and each other call on a thread of
+/// its own. Where the system starts no more threads, the remaining calls are skipped, so the calls that run must be
+/// able to do all the work, for example from a common counter. Returns when all calls have returned, and then rethrows
+/// the exception of the call with the smallest i that threw one.
 void run_workers(int count, const std::function<void(int)>& work);
 
 }  // namespace headroom

@@ -10,7 +10,7 @@
 namespace headroom {
 namespace {
 
-/// A sum that remembers whether it, or its negative, left int64.
+/// A sum that notes whether it, or its negative, has left int64.
 struct CheckedSum {
   int64_t sum = 0;
   bool overflowed = false;
@@ -55,7 +55,7 @@ std::optional<std::string> lint(const Chain& chain) {
     const Stage& stage = chain.stage(i);
     const std::string where = "stage " + std::to_string(i) + " " + quote(stage.name);
     if (std::optional<std::string> problem = lint(stage, where)) return problem;
-    most_bytes.add(stage.output_bytes);  // its gradient; the tape has the output
+    most_bytes.add(stage.output_bytes);  // These are the bytes of its gradient; the tape includes the output.
     most_bytes.add(stage.tape_bytes);
     most_bytes.add(stage.gradient_bytes);
     for (const int64_t workspace_bytes :
@@ -123,8 +123,8 @@ Graph to_graph(const Chain& chain) {
 
 namespace {
 
-/// Reads off a graph the chain that it would have to be. Only to_graph() knows what makes a graph a chain's: the caller
-/// compares, so this need not notice anything but what it cannot go on without.
+/// Finds the only chain that a graph could be. Only to_graph() knows the rules of a chain's graph: the caller compares
+/// the result, so this class checks only what it needs to continue.
 class ChainReader {
  public:
   explicit ChainReader(const Graph& graph) : graph_(graph), length_(static_cast<int>(graph.ops().size() / 3)) {}
@@ -140,7 +140,7 @@ class ChainReader {
   }
 
  private:
-  /// Where each value of ChainIds is in the graph, found through what the ops read and write.
+  /// Finds the graph's value for each value of ChainIds, through what the ops read and write.
   bool find_values() {
     const ChainIds ids(length_);
     at_.assign(graph_.values().size(), kNowhere);
@@ -164,14 +164,14 @@ class ChainReader {
       });
       if (gradient == backward.inputs.end()) return false;
       if (!place(ids.output(i - 1), record.inputs[0])) return false;
-      // Which output is the tape: the one that only R{i} writes.
+      // The tape is the output that only R{i} writes.
       const bool swapped = graph_.producers(record.outputs[0]).size() == 1;
       if (!place(ids.output(i), record.outputs[swapped ? 1 : 0])) return false;
       if (!place(ids.tape(i), record.outputs[swapped ? 0 : 1])) return false;
       if (!place(ids.gradient(i), *gradient)) return false;
     }
     for (int i = length_; i >= 1; --i) {
-      // Which output is the gradient of the stage's input: the one that B{i-1} reads; of B1, the first.
+      // The gradient of the stage's input is the output that B{i-1} reads; for B1, it is the first output.
       const Op& backward = graph_.op(ids.backward(i));
       const bool swapped = i > 1 && at_[index(ids.gradient(i - 1))] == backward.outputs[1];
       if (!place(ids.gradient(i - 1), backward.outputs[swapped ? 1 : 0])) return false;
@@ -207,7 +207,7 @@ class ChainReader {
     return chain;
   }
 
-  /// The graph with its values in the order of ChainIds, and the ids in its lists in the order of to_graph().
+  /// Returns the graph with its values in the order of ChainIds, and the ids in its lists in the order of to_graph().
   Graph renumbered() const {
     std::vector<ValueId> canonical(at_.size());
     for (size_t i = 0; i < at_.size(); ++i) canonical[index(at_[i])] = value_id(i);

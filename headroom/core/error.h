@@ -5,19 +5,19 @@
 
 namespace headroom {
 
-/// The caller's mistake: the message names the thing, what was expected and what was found.
+/// Thrown for a mistake of the caller. The message names the thing, what was expected and what was found.
 class InvalidInput : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
 };
 
-/// Sizes or times that do not fit int64 together, such as the time of a schedule that runs long ops many times.
+/// Thrown where sums of sizes or times do not fit int64, such as the time of a schedule that runs long ops many times.
 class TooLarge : public InvalidInput {
  public:
   using InvalidInput::InvalidInput;
 };
 
-/// A mistake of ours: an invariant of headroom did not hold.
+/// Thrown for a bug of headroom: an invariant did not hold.
 class InternalError : public std::logic_error {
  public:
   using std::logic_error::logic_error;
@@ -27,6 +27,6 @@ class InternalError : public std::logic_error {
 
 }  // namespace headroom
 
-/// Throws InternalError when `condition` is false, in every build. Not for inner loops.
+/// Throws InternalError if `condition` is false, in every build. Not for inner loops.
 #define HEADROOM_ASSERT(condition) \
   ((condition) ? static_cast<void>(0) : ::headroom::fail_assertion(#condition, __FILE__, __LINE__))

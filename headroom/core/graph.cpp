@@ -12,7 +12,7 @@ namespace {
 
 using Problem = std::optional<std::string>;
 
-/// True where `amount` added to `sum` no longer fits int64, or its negative would not.
+/// Adds `amount` to `sum` and returns whether the result, or its negative, does not fit int64.
 bool overflows(int64_t& sum, int64_t amount) {
   return __builtin_add_overflow(sum, amount, &sum) || sum == std::numeric_limits<int64_t>::min();
 }
@@ -84,7 +84,7 @@ class Linter {
     return {};
   }
 
-  /// Every id exists and none is repeated.
+  /// Checks that every id exists and that none is repeated.
   Problem check_ids(const std::string& where, const std::vector<ValueId>& ids) {
     ++stamp_;
     for (const ValueId id : ids) {
@@ -141,7 +141,8 @@ class Linter {
     return check_circular_holds();
   }
 
-  /// Takes away, again and again, values that hold nothing any more; what is left holds itself.
+  /// Returns a problem if holding is circular. Removes values that hold no remaining value until none is left to
+  /// remove; the values that remain hold each other.
   Problem check_circular_holds() const {
     std::vector<std::vector<ValueId>> holders(spec_.values.size());
     std::vector<size_t> open(spec_.values.size());
@@ -175,7 +176,7 @@ class Linter {
   }
 
   const GraphSpec& spec_;
-  std::vector<uint32_t> mark_;  ///< by value: the stamp of the last list that it was seen in
+  std::vector<uint32_t> mark_;  ///< By value: number of the last list in which it was seen.
   uint32_t stamp_ = 0;
 };
 
@@ -183,7 +184,7 @@ class Linter {
 
 std::optional<std::string> lint(const GraphSpec& spec) { return Linter(spec).run(); }
 
-/// For each value, the positions of the lists that contain it. `lists(i)` is list i.
+/// Returns for each value the positions of the lists that contain it. `lists(i)` is list i.
 template <typename Id, typename Lists>
 Graph::ByValue<Id> Graph::invert(size_t list_count, const Lists& lists) const {
   ByValue<Id> result;

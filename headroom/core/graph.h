@@ -11,12 +11,12 @@
 
 namespace headroom {
 
-/// One piece of memory: a storage. A view is not a value of its own.
+/// A storage. A view is not a value of its own.
 struct Value {
   std::string name;
   int64_t bytes = 0;
-  bool resident = false;       ///< alive for the whole step, written by no op
-  std::vector<ValueId> holds;  ///< memory that cannot be returned while this value lives
+  bool resident = false;       ///< Whether it is live for the whole step; no op writes it.
+  std::vector<ValueId> holds;  ///< Values whose memory cannot be freed while this value is live.
 };
 
 enum class Phase : uint8_t { kForward, kBackward };
@@ -27,30 +27,30 @@ struct Op {
   std::vector<ValueId> inputs;
   std::vector<ValueId> outputs;
   int64_t time_ns = 0;
-  int64_t workspace_bytes = 0;      ///< on top while it runs; negative where it gives memory back
-  bool recompute = true;            ///< may run more than once
-  std::vector<ValueId> overwrites;  ///< inputs whose memory the first output may take over
+  int64_t workspace_bytes = 0;      ///< Extra bytes while it runs; negative where it frees memory.
+  bool recompute = true;            ///< Whether it may run more than once.
+  std::vector<ValueId> overwrites;  ///< Inputs whose memory the first output may take over.
 };
 
-/// What a graph is made of, not yet checked.
+/// The contents of a graph, not yet checked.
 struct GraphSpec {
   std::string name;
   std::vector<Value> values;
   std::vector<Op> ops;
-  std::vector<ValueId> outputs;  ///< alive at the end of the step
+  std::vector<ValueId> outputs;  ///< Values that must be live at the end of the step.
 };
 
-/// The first thing that keeps `spec` from being a training step, or nothing. It must be so that:
-/// - names of values and of ops are not empty and are unique among their kind; every id exists; no list repeats one;
-/// - a resident value has no producer, any other value at least one;
-/// - every op writes something, writes nothing that it reads, and in the order given reads only resident
-///   values and values that an earlier op writes (so there is no cycle);
-/// - what a value holds is read or written by every producer of it, and holding is not circular;
-/// - what an op may overwrite is an input of it, not resident, with the bytes of its first output;
-/// - bytes and times are not negative, and their sums (all values and workspaces, all times) fit int64.
+/// Returns the first of these rules that `spec` breaks, or none:
+/// - Names of values and of ops are not empty and are unique among their kind; every id exists; no list repeats one.
+/// - A resident value has no producer, and any other value has at least one.
+/// - Every op writes something, writes nothing that it reads, and in the order given reads only resident values and
+///   values that an earlier op writes (so there is no cycle).
+/// - What a value holds is read or written by every producer of it, and holding is not circular.
+/// - What an op may overwrite is an input of it, not resident, with the bytes of its first output.
+/// - Bytes and times are not negative, and their sums (all values and workspaces, all times) fit int64.
 std::optional<std::string> lint(const GraphSpec& spec);
 
-/// One training step as ops over values, immutable. The order of `ops()` is the base order.
+/// An immutable training step as ops over values. The order of `ops()` is the base order.
 class Graph {
  public:
   /// Throws InvalidInput with what lint() finds.
@@ -64,7 +64,7 @@ class Graph {
   const Op& op(OpId id) const { return spec_.ops[index(id)]; }
   const GraphSpec& spec() const { return spec_; }
 
-  /// Ops that write and that read a value, and values that hold it, ascending.
+  /// Return the ops that write and that read a value, and the values that hold it, ascending.
   std::span<const OpId> producers(ValueId id) const { return producers_[id]; }
   std::span<const OpId> consumers(ValueId id) const { return consumers_[id]; }
   std::span<const ValueId> holders(ValueId id) const { return holders_[id]; }

@@ -5,7 +5,7 @@
 
 namespace headroom {
 
-/// Positions in a graph's list of values and of ops.
+/// Ids of values and ops: their positions in a graph's lists.
 enum class ValueId : int32_t {};
 enum class OpId : int32_t {};
 

@@ -19,7 +19,7 @@ std::vector<Lifetime> lifetimes(const Graph& graph, const Schedule& schedule) {
     memory.apply(step);
     for (Memory::Copy copy = copies_before; copy < memory.copy_count(); ++copy)
       lifetimes.push_back({memory.value(copy), i, step_count - 1});
-    // An overwritten input's memory is its output's in the moment of the run.
+    // In the moment of a run in place, the memory of the overwritten input belongs to the output.
     for (const Memory::Copy copy : memory.freed())
       lifetimes[first_copy + static_cast<size_t>(copy)].last_step = copy == overwritten ? i - 1 : i;
   }

@@ -8,11 +8,10 @@
 
 namespace headroom {
 
-/// One copy of a value: it is in memory in the moments of these steps, both included.
+/// One copy of a value, which is live in the moments of these steps, both included.
 ///
 ///     steps     run f    run g    drop a    run f    drop a
 ///     a         [----------------------]    [-------------]      two copies
-///
 struct Lifetime {
   ValueId value{};
   size_t first_step = 0;
@@ -20,12 +19,12 @@ struct Lifetime {
   bool operator==(const Lifetime&) const = default;
 };
 
-/// Returns the lifetimes of all resident values and of all copies that a valid schedule makes, in the order in which they
-/// begin. The bytes of those that are in memory during a run and the op's workspace add up to the moment that simulate()
-/// finds. O(ids read, written and held).
+/// Returns the lifetimes of all resident values and of all copies that a valid schedule makes, in the order in which
+/// they begin. The bytes of the values that are live during a run, plus the op's workspace, are the moment that
+/// simulate() computes. Takes O(ids read, written and held).
 std::vector<Lifetime> lifetimes(const Graph& graph, const Schedule& schedule);
 
-/// Returns by step whether it is a recomputation: a run that writes a value that had been written before. Alternatives
+/// Returns for each step whether it is a recomputation: a run that writes a value that was written before. Alternatives
 /// count as one op, so recording a stage that has run without recording is a recomputation.
 std::vector<uint8_t> find_reruns(const Graph& graph, const Schedule& schedule);
 

@@ -11,18 +11,19 @@ namespace headroom {
 
 /// The rule of docs/formats.md that a step breaks.
 struct Fault {
-  const char* rule;              ///< what the step does, as in "reads a value that is not alive"
-  std::optional<ValueId> value;  ///< the value at fault; none where the rule is about the op
+  /// The broken rule, as in "reads a value that is not alive".
+  const char* rule;
+  std::optional<ValueId> value;  ///< The value at fault; none where the rule is about the op.
 };
 
 /// Tracks the memory of a training step while the steps of a schedule are applied one after the other. The rules of
-/// memory of docs/formats.md are written here, and nowhere else in the library except in the search of `auto`, which needs
-/// them in bulk (plan/auto/timeline.h).
+/// memory of docs/formats.md are written here, and nowhere else in the library except in the search of `auto`, which
+/// needs them in bulk (plan/auto/timeline.h).
 ///
 /// Every run makes a new *copy* of each value that it writes. A copy is live while it is its value's current copy or a
-/// live copy of another value holds it, and counts its value's bytes while it is live. A new copy holds the copies, of the
-/// values that its value lists under `holds`, that are current once all outputs of its run are allocated. The example has
-/// `r` write a(4) and t(1), t hold a, and `b` read t and write g(2):
+/// live copy of another value holds it, and counts its value's bytes while it is live. A new copy holds the copies, of
+/// the values that its value lists under `holds`, that are current once all outputs of its run are allocated. The
+/// example has `r` write a(4) and t(1), t hold a, and `b` read t and write g(2):
 ///
 ///     step      moment    bytes after   live copies
 ///     run r     5         5             a (copy 0), t (copy 1)
@@ -34,15 +35,15 @@ struct Fault {
 /// A run in place allocates nothing for its first output, and its input is freed after its moment: what that input held
 /// still counts in the moment.
 ///
-/// apply() assumes that find_fault() finds nothing wrong with the step and that its moment fits int64. Construction takes
-/// O(values + ops); find_fault(), find_moment_bytes() and apply() take O(ids that the step reads, writes, holds and frees).
-/// A tracker is copied by value and stores a few numbers for each copy that was made.
+/// apply() assumes that find_fault() finds nothing wrong with the step and that its moment fits int64. Construction
+/// takes O(values + ops); find_fault(), find_moment_bytes() and apply() take O(ids that the step reads, writes, holds
+/// and frees). A tracker is copied by value and stores a few numbers for each copy that was made.
 class Memory {
  public:
   /// The number of a copy. Runs number the copies that they make from 0 in the order of their outputs.
   using Copy = int32_t;
-  static constexpr Copy kNone = -1;      ///< in the place of a copy: the value is not alive
-  static constexpr Copy kResident = -2;  ///< in the place of a copy: the value is resident, and nothing frees it
+  static constexpr Copy kNone = -1;      ///< In place of a copy: the value is not live.
+  static constexpr Copy kResident = -2;  ///< In place of a copy: the value is resident, and nothing frees it.
 
   /// Starts with the resident values in memory. The graph must outlive the tracker.
   explicit Memory(const Graph& graph);
@@ -52,7 +53,8 @@ class Memory {
   /// Returns the bytes in memory during a run without fault, or none where the sum does not fit int64.
   std::optional<int64_t> find_moment_bytes(const Step& run) const;
   void apply(const Step& step);
-  /// Takes back the last step. Must follow an apply() directly, and numbers the next copy as if the step had not been.
+  /// Undoes the last step. Must follow an apply() directly. The next copy is numbered as if the step had not been
+  /// applied.
   void undo();
 
   /// Adds a copy as an earlier run made it, to rebuild a state of memory. What it holds must have been added before. A
@@ -61,38 +63,42 @@ class Memory {
   /// Notes that an op has run.
   void restore_run(OpId op) { has_run_[index(op)] = 1; }
 
-  int64_t bytes() const { return bytes_; }  ///< between two steps, resident values included
+  int64_t bytes() const { return bytes_; }  ///< Live bytes between two steps, resident values included.
+  /// Returns whether the value has a current copy.
   bool is_alive(ValueId id) const { return current_[index(id)] != kNone; }
-  /// Whether another live copy holds the value's current copy.
+  /// Returns whether another live copy holds the value's current copy.
   bool is_held(ValueId id) const { return current_[index(id)] >= 0 && record(current_[index(id)]).uses > 1; }
   Copy current_copy(ValueId id) const { return current_[index(id)]; }
 
-  Copy copy_count() const { return static_cast<Copy>(copies_.size()); }  ///< of all that were made, freed ones included
-  int32_t held_only_count() const { return held_only_count_; }           ///< of live copies that are not current
+  Copy copy_count() const {
+    return static_cast<Copy>(copies_.size());
+  }                                                             ///< Number of all copies made, freed ones included.
+  int32_t held_only_count() const { return held_only_count_; }  ///< Number of live copies that are not current.
   bool is_live(Copy copy) const { return record(copy).uses > 0; }
   ValueId value(Copy copy) const { return record(copy).value; }
-  /// The copies that a copy holds, in the order of its value's `holds`.
+  /// Returns the copies that a copy holds, in the order of its value's `holds`.
   std::span<const Copy> held_by(Copy copy) const {
     return std::span(held_).subspan(record(copy).first_held, record(copy).held_count);
   }
-  /// The copies that the last step freed.
+  /// Returns the copies that the last step freed.
   std::span<const Copy> freed() const { return freed_; }
 
  private:
   struct CopyRecord {
     ValueId value;
-    int32_t uses;         ///< 1 for being its value's current copy, and 1 for each live copy that holds it
-    uint32_t first_held;  ///< position in held_
+    /// Number of references: 1 for being its value's current copy, and 1 for each live copy that holds it.
+    int32_t uses;
+    uint32_t first_held;  ///< Position in held_ of the first copy that it holds.
     uint32_t held_count;
   };
-  /// What undo() needs to know of the last step.
+  /// The state before the last step, for undo().
   struct LastStep {
     Step step = Step::run(OpId{});
-    uint8_t had_run = 0;  ///< of its op
-    int64_t bytes = 0;    ///< before it
+    uint8_t had_run = 0;  ///< Whether the step's op had run before.
+    int64_t bytes = 0;    ///< Bytes before the step.
     int32_t held_only_count = 0;
     size_t held_size = 0;
-    Copy ended = kNone;  ///< the copy of the value that was dropped or overwritten
+    Copy ended = kNone;  ///< The copy of the value that was dropped or overwritten.
   };
 
   CopyRecord& record(Copy copy) { return copies_[static_cast<size_t>(copy)]; }
@@ -106,14 +112,14 @@ class Memory {
   void unmake_outputs();
 
   const Graph* graph_;
-  std::vector<Copy> current_;  ///< by value
+  std::vector<Copy> current_;  ///< By value: its current copy.
   std::vector<uint8_t> has_run_;
   std::vector<CopyRecord> copies_;
   std::vector<Copy> held_;
   int64_t bytes_ = 0;
   int32_t held_only_count_ = 0;
   LastStep last_;
-  std::vector<Copy> replaced_;  ///< by output of the last run: the copy that was current before it
+  std::vector<Copy> replaced_;  ///< By output of the last run: the copy that was current before it.
   std::vector<Copy> freed_;
 };
 

@@ -5,8 +5,8 @@
 
 namespace headroom {
 
-/// A name as messages show it: in single quotes, control characters escaped, the middle of a long one left out, so
-/// that whatever a file holds a message stays one line of bounded length.
+/// Returns a name for use in a message: in single quotes, with control characters escaped and the middle of a long name
+/// left out, so that a message is one line of bounded length for any file.
 std::string quote(std::string_view name);
 
 }  // namespace headroom

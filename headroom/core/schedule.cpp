@@ -20,7 +20,8 @@ std::vector<OpId> base_ops(const Graph& graph) {
 }
 
 Schedule with_early_drops(const Graph& graph, const Schedule& schedule) {
-  // Backwards, so that the first reader met is the last one; resident values never look droppable.
+  // Runs are visited backwards, so that the first reader found is the last one. Resident values never count as
+  // droppable.
   std::vector<uint8_t> used_later(graph.values().size(), 0);
   for (size_t v = 0; v < used_later.size(); ++v) used_later[v] = graph.values()[v].resident ? 1 : 0;
   for (const ValueId id : graph.outputs()) used_later[index(id)] = 1;

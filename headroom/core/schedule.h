@@ -7,7 +7,8 @@
 
 namespace headroom {
 
-/// Run an op, run it in place over one of its inputs, or drop a value. 8 bytes: schedules are long.
+/// A step of a schedule: it runs an op, runs it in place over one of its inputs, or drops a value. It takes 8 bytes,
+/// because schedules are long.
 class Step {
  public:
   static Step run(OpId op) { return Step(static_cast<int32_t>(op), kNone); }
@@ -16,8 +17,8 @@ class Step {
 
   bool is_run() const { return op_ != kNone; }
   bool is_over() const { return op_ != kNone && value_ != kNone; }
-  OpId op() const { return static_cast<OpId>(op_); }              ///< of a run
-  ValueId value() const { return static_cast<ValueId>(value_); }  ///< dropped, or overwritten
+  OpId op() const { return static_cast<OpId>(op_); }              ///< The op of a run.
+  ValueId value() const { return static_cast<ValueId>(value_); }  ///< The value that is dropped or overwritten.
   bool operator==(const Step&) const = default;
 
  private:
@@ -27,25 +28,25 @@ class Step {
   int32_t value_;
 };
 
-/// What to do in one training step, in order. Ids are those of the graph it was made for.
+/// The steps of one training step, in order. Ids are those of the graph that the schedule was made for.
 struct Schedule {
   std::vector<Step> steps;
   bool operator==(const Schedule&) const = default;
 };
 
-/// The ops that plain training runs, ascending: every op that the step's outputs need; of several
-/// producers of a value the one listed last before the op that reads it. O(size of the graph).
+/// Returns the ops that store-all runs, ascending: every op that the step's outputs need; of several producers of a
+/// value, the one listed last before the op that reads it. Takes O(size of the graph).
 std::vector<OpId> base_ops(const Graph& graph);
 
-/// The same runs of a valid schedule, in place where it says so, with every value dropped right after its last use before
-/// it is made again: no moment is larger than it was. O(ids read and written).
+/// Returns the runs of a valid schedule, in place where it runs in place, with every value dropped right after its last
+/// use before its next write. No moment is larger than in the given schedule. Takes O(ids read and written).
 Schedule with_early_drops(const Graph& graph, const Schedule& schedule);
 
-/// The runs, in order, with every value dropped right after its last use before it is made again: for a
-/// given order of runs no placement of drops has a smaller moment anywhere. O(ids read and written).
+/// Returns the runs, in order, with every value dropped right after its last use before its next write. For a given
+/// order of runs, no placement of drops has a smaller moment anywhere. Takes O(ids read and written).
 Schedule with_drops(const Graph& graph, std::span<const OpId> runs);
 
-/// Plain training: base_ops() with drops.
+/// Returns the schedule of plain training, which is the baseline of all plans: base_ops() with drops.
 Schedule store_all(const Graph& graph);
 
 }  // namespace headroom

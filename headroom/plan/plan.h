@@ -9,44 +9,46 @@
 
 namespace headroom {
 
-/// A planner does not take this graph or chain; the message says why.
+/// Thrown where a planner does not accept a graph or chain; the message says why.
 class NotApplicable : public InvalidInput {
  public:
   using InvalidInput::InvalidInput;
 };
 
-/// What is proved is proved among schedules that keep the base order of first runs (docs/formats.md), as all planners do,
-/// and for most planners among those of a certain kind.
+/// The status of a plan. What is proved is proved among schedules that keep the base order of first runs
+/// (docs/formats.md), as all planners do, and for most planners among schedules of a certain kind.
 enum class PlanStatus : uint8_t {
-  kOptimal,     ///< proved the best of the kind of schedule that the planner looks at
-  kFeasible,    ///< a plan, not proved the best
-  kInfeasible,  ///< proved: no schedule of the kind that the planner looks at fits the budget
-  kNotFound,    ///< no plan found, not proved that there is none
-  kTimeout,     ///< a limit was reached: the best plan so far, if any
+  kOptimal,     ///< The plan is proved the best of the kind of schedule that the planner considers.
+  kFeasible,    ///< The plan is not proved the best.
+  kInfeasible,  ///< It is proved that no schedule of the kind that the planner considers fits the budget.
+  kNotFound,    ///< No plan was found, and it is not proved that there is none.
+  kTimeout,     ///< A limit was reached; the plan is the best so far, if any.
 };
 
 /// How long `auto` searches. A higher effort is never slower at any budget; high takes about ten times as long.
 enum class Effort : uint8_t { kLow, kNormal, kHigh };
 
-/// Limits count work, not seconds, so that results repeat.
+/// Limits of a planner. They count work, not seconds, so that results are reproducible.
 struct PlanLimits {
-  int64_t max_states = 1'000'000;  ///< of searches that could be exponential
+  int64_t max_states = 1'000'000;  ///< Maximum number of states of searches that could be exponential.
   Effort effort = Effort::kNormal;
-  int threads = 0;  ///< 0: as many as the machine has. Never changes the result.
+  int threads = 0;  ///< Number of threads; 0 for as many as the machine has. It never changes the result.
 };
 
 struct PlanRequest {
-  std::optional<int64_t> budget_bytes;  ///< largest peak of the whole step, resident values included; none: no limit
+  /// Maximum peak of the whole step, resident values included; none for no limit.
+  std::optional<int64_t> budget_bytes;
   PlanLimits limits;
 };
 
-/// Peak and time are not here: simulate() says them.
+/// A planner's result. It has no peak and no time, because simulate() computes them.
 struct PlanResult {
   PlanStatus status = PlanStatus::kNotFound;
   std::optional<Schedule> schedule;
-  int64_t lower_bound_ns = 0;          ///< proved for all schedules within the budget that keep the base order
-  int64_t smallest_budget_bytes = -1;  ///< the least budget for which this planner knows a plan; -1: not computed
-  std::vector<int> checkpoints;        ///< of subset planners: stages whose outputs are kept, 1..L-1, ascending
+  int64_t lower_bound_ns = 0;  ///< Lower bound on the time of all schedules within the budget that keep the base order.
+  int64_t smallest_budget_bytes = -1;  ///< Smallest budget for which this planner knows a plan; -1 if not computed.
+  /// Of planners that choose checkpoints: stages whose outputs are kept, 1..L-1, ascending.
+  std::vector<int> checkpoints;
 };
 
 /// A point of a front of plans.

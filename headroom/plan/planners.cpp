@@ -53,7 +53,8 @@ PlanResult chain_plan(const Problem& problem, const PlanRequest& request, const 
   return plan_chain(*problem.chain, request, {options.slots});
 }
 
-/// On a chain the division tree is one linear node, whose chain case is peak-cubic's objective.
+/// Plans a problem by `division-tree`. On a chain, the division tree is one linear node, whose chain case is
+/// peak-cubic's objective.
 PlanResult division_tree_plan(const Problem& problem, const PlanRequest& request, const PlannerOptions& options) {
   if (problem.chain) return peak_cubic_plan(problem, request, options);
   return plan_division_tree(problem.graph, request);
@@ -183,7 +184,7 @@ std::string_view name_of(PlanStatus status) {
 
 namespace {
 
-/// The planner's own part of make_plan() and the simulator's.
+/// Runs the planner and the simulator for make_plan().
 Plan plan_and_simulate(const Planner& planner, const Problem& problem, const PlanRequest& request,
                        const PlannerOptions& options) {
   Plan plan;
@@ -255,7 +256,7 @@ std::vector<CurvePoint> plan_curve(const Planner& planner, const Problem& proble
   if (planner.curve != nullptr) return planner.curve(problem, request.limits);
   const int64_t most_bytes = problem.base_peak_bytes;
   std::vector<CurvePoint> found;
-  // What the planner refuses at one budget it may take at another.
+  // A planner may accept at one budget what it refuses at another.
   std::exception_ptr refusal;
   const auto try_plan = [&](std::optional<int64_t> budget_bytes) -> std::optional<int64_t> {
     try {

@@ -17,7 +17,7 @@
 
 namespace headroom {
 
-/// What all steps of a network have in common.
+/// The data that all steps of a network share.
 struct TrainingStep::Program {
   Program(Network of, StepGraph graph, Schedule by)
       : network(std::move(of)), step(std::move(graph)), schedule(std::move(by)) {}
@@ -26,21 +26,21 @@ struct TrainingStep::Program {
     int runs = 0;
     bool draws = false;
     bool records_to_run = false;
-    std::vector<size_t> parameters;  ///< its parameters' places among all
-    std::vector<bool> modes;         ///< training_modes() as they were when the step was made
-    // Of nodes that run again:
-    Tensors replayed;                    ///< buffers that forwards change, see replayed_buffers()
-    Tensors constants;                   ///< parameters and buffers that must not change until they have run again
-    std::vector<OutsideTensor> outside;  ///< captured tensors, likewise
+    std::vector<size_t> parameters;  ///< Positions of its parameters among those of the network.
+    std::vector<bool> modes;         ///< The training_modes() when the step was made.
+    // The following are filled only for nodes that run again.
+    Tensors replayed;                    ///< Buffers that forwards change, see replayed_buffers().
+    Tensors constants;                   ///< Parameters and buffers that must not change before its last run.
+    std::vector<OutsideTensor> outside;  ///< Captured tensors that must not change before its last run.
   };
 
   Network network;
   StepGraph step;
   Schedule schedule;
-  size_t forward_end = 0;        ///< steps of the forward half
-  std::vector<bool> takes_over;  ///< by step, see find_taking_over()
-  int64_t input_bytes = 0;       ///< of the first input, at most
-  Tensors parameters;            ///< every one once
+  size_t forward_end = 0;        ///< Number of steps of the forward half.
+  std::vector<bool> takes_over;  ///< By step, see find_taking_over().
+  int64_t input_bytes = 0;       ///< Maximum bytes of the first input.
+  Tensors parameters;            ///< Each parameter of the network once.
   std::vector<NodeRules> rules;
   std::function<void(size_t step)> observer;
 };
@@ -55,7 +55,7 @@ std::string type_and_shape(const torch::Tensor& tensor) {
   return text.str();
 }
 
-/// Throws PyTorch's own error for a tensor that was changed in place since it was read first.
+/// Throws PyTorch's own error for a tensor that was changed in place since it was first read.
 void check_version(const std::string& tensor, int64_t version, int64_t expected, const NetworkNode& node) {
   TORCH_CHECK(
       version == expected,
@@ -65,7 +65,7 @@ void check_version(const std::string& tensor, int64_t version, int64_t expected,
       "compute its gradient, with torch.autograd.set_detect_anomaly(True).");
 }
 
-/// The versions of everything outside a step that a node reads when it runs again, from the beginning of the step.
+/// The versions, at the beginning of a step, of all tensors outside it that a rerun of a node reads.
 class ConstantsCheck {
  public:
   explicit ConstantsCheck(const Program::NodeRules& rules) {
@@ -81,7 +81,7 @@ class ConstantsCheck {
       ++expected;
     }
     for (const OutsideTensor& tensor : rules.outside) {
-      // A captured tensor that is gone was replaced by the node itself.
+      // A captured tensor that was freed was replaced by the node itself.
       if (!tensor.storage.expired())
         check_version(tensor.type_and_shape, tensor.version.current_version(), *expected, node);
       ++expected;
@@ -92,7 +92,7 @@ class ConstantsCheck {
   std::vector<int64_t> versions_;
 };
 
-/// One step in flight: the values that are alive, and how far the schedule has come.
+/// The state of one step in flight: its live values and its position in the schedule.
 class Frame {
  public:
   Frame(std::shared_ptr<const Program> program, const Tensors& inputs)
@@ -107,7 +107,7 @@ class Frame {
       if (rules.runs < 2) continue;
       nodes_[n].constants.emplace(rules);
       nodes_[n].modes = training_modes(program_->network.nodes()[n]);
-      // Allocated here, so that they are live for the whole step; filled when the node runs.
+      // The copies are allocated here, so that they are live for the whole step, and filled when the node runs.
       for (const torch::Tensor& buffer : rules.replayed) nodes_[n].copies.push_back(copy_memory(buffer));
     }
   }
@@ -126,8 +126,8 @@ class Frame {
     }
   }
 
-  /// The loss without history. Where its memory is an input's, it is a view of the input, which autograd then protects
-  /// from changes in place.
+  /// Returns the loss without history. Where its memory is an input's, it is a view of the input, which autograd then
+  /// protects from changes in place.
   torch::Tensor loss() const {
     const torch::Tensor& loss = slots_[index(program_->step.node_outputs.back())].tensor;
     for (const torch::Tensor& input : inputs_)
@@ -139,25 +139,25 @@ class Frame {
     slots_[index(program_->step.loss_gradient)].tensor = std::move(gradient);
   }
 
-  /// By parameter of the network.
+  /// Returns the gradients by parameter of the network, and keeps none.
   Tensors take_parameter_gradients() { return std::move(parameter_gradients_); }
 
  private:
-  /// Of a value: its tensor, or its tape. Parameter gradients are elsewhere, since nodes may share them.
+  /// A value's tensor or tape. Parameter gradients are stored elsewhere, since nodes may share them.
   struct Slot {
     torch::Tensor tensor;
     Tape tape;
-    int64_t version = 0;  ///< of the tensor when it was made
+    int64_t version = 0;  ///< The tensor's version after the run that made it.
   };
 
   struct NodeState {
     int runs = 0;
-    // Of nodes that run again, as they ran first:
+    // The following are the state before the first run of a node that runs again.
     std::optional<ConstantsCheck> constants;
     std::vector<bool> modes;
-    std::vector<int64_t> shape;  ///< of its output
+    std::vector<int64_t> shape;  ///< Shape of its output.
     std::optional<RandomState> random;
-    Tensors copies;  ///< memory of replayed buffers before it
+    Tensors copies;  ///< Memory of the replayed buffers before the run.
     std::vector<int64_t> versions;
   };
 
@@ -204,7 +204,7 @@ class Frame {
         state.versions.push_back(version_of(rules.replayed[i]));
       }
       state.shape = compute(how).sizes().vec();
-      // A node may draw in this step that did not when it was measured.
+      // A node may draw random numbers in this step even if it did not when it was measured.
       if (before && (rules.draws || !(*before == random()))) state.random = std::move(before);
       return;
     }
@@ -215,7 +215,7 @@ class Frame {
     const NetworkNode& node = program_->network.nodes()[how.node];
     const Program::NodeRules& rules = program_->rules[how.node];
     state.constants->run(node, rules);
-    // Running changes the copies.
+    // A run changes the copies.
     Tensors then = state.copies;
     if (state.runs < rules.runs)
       for (torch::Tensor& copy : then) copy = copy.clone();
@@ -235,7 +235,7 @@ class Frame {
                                  " returns a buffer that the network's forward changes, and cannot run again");
   }
 
-  /// Returns the node's output, in its slot.
+  /// Runs a node and returns its output, in its slot.
   const torch::Tensor& compute(const StepOp& how) {
     const NetworkNode& node = program_->network.nodes()[how.node];
     Slot& slot = slots_[index(program_->step.node_outputs[how.node])];
@@ -275,18 +275,18 @@ class Frame {
   std::shared_ptr<const Program> program_;
   Tensors inputs_;
   std::vector<int64_t> input_versions_;
-  std::vector<Slot> slots_;  ///< by ValueId
+  std::vector<Slot> slots_;  ///< By ValueId.
   std::vector<NodeState> nodes_;
-  Tensors parameter_gradients_;  ///< sums so far
+  Tensors parameter_gradients_;  ///< The sums so far.
   size_t next_step_ = 0;
 };
 
-/// A frame as autograd keeps it between forward and backward.
+/// Holds a frame for autograd between forward and backward.
 struct WaitingFrame : torch::CustomClassHolder {
   std::unique_ptr<Frame> frame;
 };
 
-/// The step in autograd's eyes. Its variables: the first input, then the parameters.
+/// The step as an autograd function. Its variables are the first input and then the parameters.
 struct StepFunction : torch::autograd::Function<StepFunction> {
   static torch::Tensor forward(torch::autograd::AutogradContext* context, std::unique_ptr<Frame>& frame,
                                at::TensorList /*variables*/) {
@@ -309,7 +309,7 @@ struct StepFunction : torch::autograd::Function<StepFunction> {
     frame->set_loss_gradient(std::move(gradients[0]));
     gradients.clear();
     frame->run_to(frame->program().schedule.steps.size());
-    // The frame is no variable and has no gradient.
+    // The frame is no variable, so it has no gradient.
     torch::autograd::variable_list result = {torch::Tensor(), frame->input_gradient()};
     for (torch::Tensor& gradient : frame->take_parameter_gradients()) result.push_back(std::move(gradient));
     return result;
@@ -323,7 +323,7 @@ bool is_alias_in(const Tensors& tensors, const torch::Tensor& tensor) {
   return std::ranges::any_of(tensors, [&](const torch::Tensor& other) { return other.is_alias_of(tensor); });
 }
 
-/// Fills in what a node that runs again replays, and what it reads that must not change.
+/// Sets what a node that runs again replays, and what it reads that must not change.
 void set_constants(Program::NodeRules& rules, const NetworkNode& node, const Tensors& replayed) {
   rules.replayed = replayed;
   for (const Tensors& tensors : {node.parameters, node.buffers})
@@ -332,8 +332,8 @@ void set_constants(Program::NodeRules& rules, const NetworkNode& node, const Ten
   rules.outside = node.reads;
 }
 
-/// Refuses modules that train now and did not when the step was measured: a node that is not known to draw random
-/// numbers or to change its buffers would do so again when it runs again.
+/// Refuses modules that are in training mode now and were not when the step was measured: a rerun would draw random
+/// numbers or change buffers again without being known to do so.
 void check_modes(const Program& program) {
   for (size_t n = 0; n < program.rules.size(); ++n) {
     if (program.rules[n].runs < 2) continue;
@@ -408,7 +408,7 @@ int64_t TrainingStep::beside_bytes() const {
   const Graph& graph = program_->step.graph;
   int64_t bytes =
       graph.value(program_->step.loss_gradient).bytes + graph.value(program_->step.node_outputs.back()).bytes;
-  int64_t max_rerun_bytes = 0;  // Copies for a run that is not the last: of one node at a time.
+  int64_t max_rerun_bytes = 0;  // A run that is not the last needs copies, for one node at a time.
   for (const Program::NodeRules& rules : program_->rules) {
     int64_t copies_bytes = 0;
     for (const torch::Tensor& buffer : rules.replayed)

@@ -10,7 +10,7 @@
 namespace headroom {
 namespace {
 
-/// By wire, the last node that reads it; for outputs of the network one past the last node.
+/// Returns by wire the last node that reads it; for outputs of the network, one past the last node.
 std::vector<size_t> last_readers(const Network& network) {
   std::vector<size_t> last(network.input_names().size() + network.nodes().size(), 0);
   for (size_t n = 0; n < network.nodes().size(); ++n)
@@ -19,7 +19,7 @@ std::vector<size_t> last_readers(const Network& network) {
   return last;
 }
 
-/// The nodes of a range whose outputs are read after it.
+/// Returns the nodes of a range whose outputs are read after it.
 std::vector<size_t> handed_on(const Network& network, const std::vector<size_t>& last_reader, NodeRange range) {
   std::vector<size_t> nodes;
   for (size_t n = range.first; n <= range.last; ++n)
@@ -32,7 +32,7 @@ std::string joined_name(const Network& network, NodeRange range) {
   return nodes[range.first].name + (range.last > range.first + 1 ? "+...+" : "+") + nodes[range.last].name;
 }
 
-/// Ranges in order that hand on one value each and have no node in common.
+/// Returns the ranges in order, extended so that each passes on one value, and merged where they have a node in common.
 std::vector<NodeRange> completed(const Network& network, std::vector<NodeRange> ranges) {
   const std::vector<size_t> last_reader = last_readers(network);
   std::ranges::sort(ranges, {}, &NodeRange::first);
@@ -48,7 +48,8 @@ std::vector<NodeRange> completed(const Network& network, std::vector<NodeRange> 
   return result;
 }
 
-/// The nodes of a range as one; `renamed` says which wire of the joined network each wire before the range is there.
+/// Returns the nodes of a range as one node. `renamed` has the wire of the joined network for each wire before the
+/// range.
 NetworkNode joined_node(const Network& network, NodeRange range, const std::vector<Wire>& renamed) {
   Network inside(joined_name(network, range));
   NetworkNode node{inside.name(), {}, {}, {}, {}, {}};
@@ -111,7 +112,7 @@ Network join_to_chain(const Network& network) {
   const size_t inputs = network.input_names().size();
   const size_t nodes = network.nodes().size();
   const std::vector<size_t> last_reader = last_readers(network);
-  // By node: how many values, of the first input and of what nodes made, are read after it.
+  // By node: how many values, of the first input and of node outputs, are read after it.
   std::vector<int> crossing(nodes + 1, 0);
   for (size_t wire = 0; wire < last_reader.size(); ++wire) {
     if (wire > 0 && wire < inputs) continue;

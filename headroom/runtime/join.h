@@ -14,32 +14,33 @@ struct NodeRange {
   bool operator==(const NodeRange&) const = default;
 };
 
-/// The same network with the nodes of each range as one node, which hands on one value as all do. Ranges may overlap,
-/// then they are one; a range that would hand on several values is continued up to where it hands on one.
+/// Returns the same network with the nodes of each range joined into one node, which passes on one value as all nodes
+/// do. Ranges that overlap are merged, and a range that would pass on several values is extended to where it passes on
+/// one.
 Network join(const Network& network, std::vector<NodeRange> ranges);
 
-/// The network as a chain of as many blocks as there can be: nodes are joined wherever more than one value (labels and
-/// the like apart) would pass from one to the next. A network that is a chain stays as it is.
+/// Returns the network as a chain of as many blocks as possible: nodes are joined wherever more than one value (except
+/// labels and other inputs) would pass from one to the next. A network that is a chain is returned unchanged.
 Network join_to_chain(const Network& network);
 
-/// What a network's nodes do beside computing their outputs, found by running it once on sample inputs.
+/// What a network's nodes do besides computing their outputs, found by running it once on sample inputs.
 struct Traits {
   std::vector<NodeRange> joins;
-  std::vector<SideEffects> effects;  ///< by node
+  std::vector<SideEffects> effects;  ///< By node.
 };
 
-/// Finds what must be joined for a network to run node by node, and what nodes use beside their inputs: a node that
-/// changes its input in place or hands it on (as itself or a view) belongs to the node that made the input, and one that
-/// hands on an input of the network to the node after it. Random generators, buffers and whatever else operators write
-/// are as they were afterwards. Throws InvalidInput, naming the node, for one that changes an input of the network in
-/// place or returns no tensor.
+/// Finds which nodes must be joined so that a network can run node by node, and what nodes use besides their inputs. A
+/// node that changes its input in place or returns it (as itself or a view) is joined to the node that produced the
+/// input; a node that returns an input of the network is joined to the node after it. Random generators, buffers and
+/// other memory that operators write are restored. Throws InvalidInput, naming the node, for a node that changes an
+/// input of the network in place or returns no tensor.
 Traits find_traits(const Network& network, const Tensors& inputs);
 
-/// The joins of find_traits().
+/// Returns the joins of find_traits().
 std::vector<NodeRange> find_joins(const Network& network, const Tensors& inputs);
 
-/// The same network whose nodes know what they use beside their inputs: captured tensors that some node writes are
-/// buffers of the nodes that use them, and NetworkNode::reads and generators are filled in.
+/// Returns the same network with the side effects in its nodes: captured tensors that some node writes become buffers
+/// of the nodes that use them, and NetworkNode::reads and generators are filled in.
 Network with_side_effects(const Network& network, const std::vector<SideEffects>& effects);
 
 }  // namespace headroom

@@ -28,7 +28,7 @@ std::string describe(const NetworkNode& node, const char* work, const Tensors& i
   return text.str();
 }
 
-/// Runs `function`, and adds to what it throws which node failed, on which shapes. The exception keeps its type.
+/// Runs `function`, and adds to its exception which node failed and on which shapes. The exception keeps its type.
 template <typename Function>
 auto named(const NetworkNode& node, const char* work, const Tensors& inputs, Function function) {
   try {
@@ -44,21 +44,22 @@ auto named(const NetworkNode& node, const char* work, const Tensors& inputs, Fun
   }
 }
 
-/// Where tensor k stands first: one that a node reads in several places is one leaf, so that its gradients add up in
-/// autograd's order.
+/// Returns the first position of tensor k. A tensor that a node reads in several places is one leaf, so that its
+/// gradients are summed in autograd's order.
 size_t first_place(const Tensors& tensors, size_t k) {
   for (size_t i = 0; i < k; ++i)
     if (tensors[i].is_same(tensors[k])) return i;
   return k;
 }
 
-/// Gradients on their way into backward.
+/// Holds gradients that backward will take.
 struct Given : torch::CustomClassHolder {
   Tensors gradients;
 };
 
-/// A start for backward at several tensors at once whose gradients autograd owns: torch::autograd::grad() itself would
-/// keep those it is given until it ends. It is the first to run, so what it gives a tensor is what others are added to.
+/// An autograd function that starts backward at several tensors at once with gradients that autograd owns:
+/// torch::autograd::grad() would keep the gradients that it is given until it ends. It runs first, so other gradients
+/// are added to those that it gives.
 struct HandOver : torch::autograd::Function<HandOver> {
   static torch::Tensor forward(torch::autograd::AutogradContext* context, const c10::intrusive_ptr<Given>& given,
                                at::TensorList tensors) {
@@ -69,7 +70,7 @@ struct HandOver : torch::autograd::Function<HandOver> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& /*of_nothing*/) {
     auto given = context->saved_data[kGiven].toCapsule();
-    torch::autograd::variable_list gradients = {torch::Tensor()};  // `given` is no variable
+    torch::autograd::variable_list gradients = {torch::Tensor()};  // `given` is no variable and gets no gradient.
     for (torch::Tensor& gradient : static_cast<Given*>(given.get())->gradients)
       gradients.push_back(std::move(gradient));
     return gradients;
@@ -79,7 +80,7 @@ struct HandOver : torch::autograd::Function<HandOver> {
   static constexpr const char* kGiven = "given";
 };
 
-/// Takes the hooks off tensors while it lives.
+/// Removes the hooks of tensors during its lifetime.
 class HooksAside {
  public:
   explicit HooksAside(const Tensors& tensors) {
@@ -102,7 +103,8 @@ class HooksAside {
 
 at::Generator default_generator(torch::Device device) { return at::globalContext().defaultGenerator(device); }
 
-/// On the CPU without state tensors, which would count as memory of the step.
+/// Returns whether two generators have the same state. On the CPU it makes no state tensors, which would count as
+/// memory of the step.
 bool have_same_state(const at::Generator& one, const at::Generator& two) {
   if (!one.device().is_cpu()) return one.get_state().equal(two.get_state());
   auto* first = at::check_generator<at::CPUGeneratorImpl>(one);
@@ -114,7 +116,7 @@ bool have_same_state(const at::Generator& one, const at::Generator& two) {
          first->next_double_normal_sample() == second->next_double_normal_sample();
 }
 
-/// The bytes of a tensor's storage, as a tensor.
+/// Returns the bytes of a tensor's storage as a tensor.
 torch::Tensor bytes_of(const torch::Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();
   return at::empty({0}, at::TensorOptions().dtype(at::kByte).device(tensor.device()))
@@ -141,7 +143,7 @@ std::vector<std::shared_ptr<torch::nn::Module>> all_modules(const NetworkNode& n
 void set_training_modes(const NetworkNode& node, const std::vector<bool>& modes) {
   if (training_modes(node) == modes) return;
   const auto modules = all_modules(node);
-  // A module comes before its parts, which its train() sets too.
+  // A module comes before its submodules, which its train() also sets.
   for (size_t i = 0; i < modules.size(); ++i) modules[i]->train(modes[i]);
 }
 
@@ -172,7 +174,7 @@ NodeGradients backward_node(const NetworkNode& node, Tape tape, torch::Tensor gr
   sums.parameters.resize(node.parameters.size());
   if (!gradient.defined() || !tape.output.requires_grad()) return sums;
   Tensors sources;
-  std::vector<torch::Tensor*> results;  ///< by source: where its gradient goes
+  std::vector<torch::Tensor*> results;  ///< By source: the place for its gradient.
   Tensors starts = {std::move(tape.output)};
   auto given = c10::make_intrusive<Given>();
   given->gradients = {std::move(gradient)};
@@ -226,7 +228,7 @@ void RandomState::restore() const {
       generator.set_state(saved.copy.get_state());
       continue;
     }
-    // Not through a state tensor, which would count as memory of the step.
+    // A state tensor would count as memory of the step.
     auto* to = at::check_generator<at::CPUGeneratorImpl>(generator);
     auto* from = at::check_generator<at::CPUGeneratorImpl>(saved.copy);
     to->set_engine(from->engine());

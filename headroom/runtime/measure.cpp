@@ -33,8 +33,9 @@ int64_t sum_of_storages(const Tensors& tensors) {
   return sum;
 }
 
-/// A gradient that is used up several times. Away from the host it is kept there in the meantime, unless others have its
-/// memory too or it has more than it shows: then it stays, and is used up only when it is taken.
+/// A gradient for several backwards, each of which consumes it. If it is on another device, it is kept on the host in
+/// the meantime, unless other tensors share its memory or it shows only a part of it. In these cases it stays, and is
+/// consumed only when it is taken.
 class Spare {
  public:
   explicit Spare(torch::Tensor tensor) : tensor_(std::move(tensor)) {
@@ -55,10 +56,10 @@ class Spare {
 
  private:
   torch::Tensor tensor_;
-  std::optional<torch::Device> device_;  ///< where it belongs, if it is not there
+  std::optional<torch::Device> device_;  ///< Its own device, if it is kept on the host.
 };
 
-/// What a backward is given, see backward_node().
+/// The arguments of a backward, see backward_node().
 struct Givens {
   Spare gradient;
   std::vector<Spare> inputs;
@@ -85,14 +86,14 @@ std::string shape_of(const torch::Tensor& tensor) {
   return text.str();
 }
 
-/// Bytes and time of one piece of work.
+/// Bytes and time of one measured call.
 struct Reading {
-  int64_t made_bytes = 0;  ///< still there afterwards
-  int64_t peak_bytes = 0;  ///< beyond what was there before
+  int64_t made_bytes = 0;  ///< Bytes that are still live after it.
+  int64_t peak_bytes = 0;  ///< Peak beyond the bytes live before it.
   int64_t time_ns = 0;
 };
 
-/// Reads the meter around work on a device, which is idle before and after.
+/// Reads the meter before and after work on a device, which is idle at both times.
 class Bench {
  public:
   explicit Bench(torch::Device device) : meter_(device) {}
@@ -119,7 +120,7 @@ class Bench {
   Meter meter_;
 };
 
-/// Times of one kind of work on one node.
+/// The times of one kind of work on one node.
 class Times {
  public:
   explicit Times(const MeasureOptions& options) : options_(options) {}
@@ -150,7 +151,7 @@ class Times {
   int64_t sum_ns_ = 0;
 };
 
-/// Goes through a network forward and then backward.
+/// Measures the nodes of a network in order of forward, and then of backward.
 class Measurer {
  public:
   Measurer(const Network& network, const Tensors& inputs, const MeasureOptions& options)
@@ -202,7 +203,7 @@ class Measurer {
     throw InvalidInput("node " + quote(node.name) + " " + what);
   }
 
-  /// Off the device, until backward needs it.
+  /// Moves a value to the host until backward needs it.
   static void park(torch::Tensor& value) {
     if (!value.is_cpu()) value = value.cpu();
   }
@@ -272,7 +273,8 @@ class Measurer {
     costs.forward_workspace_bytes = again.peak_bytes - again.made_bytes;
   }
 
-  /// The gradient of node n's output, and what later nodes gave its inputs and parameters. They are taken from here.
+  /// Returns the gradient of node n's output, and the gradients that later nodes gave its inputs and parameters, and
+  /// keeps none of them.
   Givens take_givens(size_t n) {
     const NetworkNode& node = network_.nodes()[n];
     Givens givens{Spare(std::exchange(gradients_[index(network_.wire_of_node(n))], {})), {}, {}};
@@ -308,14 +310,14 @@ class Measurer {
       const torch::Tensor gradient = givens.gradient.copy();
       held_peak_bytes = run(std::move(made), gradient, givens.copy_sums()).peak_bytes;
     } catch (const c10::OutOfMemoryError&) {
-      // It has run before: there is not enough memory to keep more than a backward must.
+      // An earlier backward succeeded, so memory is short only for keeping the output and its gradient as well.
     }
     gradients = {};
 
-    // Once as the executor does it: gradients that share memory share it here too.
+    // Run once as the executor does, where gradients that share memory share it too.
     torch::Tensor gradient = givens.gradient.take();
     NodeGradients sums = givens.take_sums();
-    // The gradient of the loss is autograd's and stays.
+    // The gradient of the loss belongs to autograd and is not freed.
     const torch::Tensor kept = n + 1 == network_.nodes().size() ? gradient : torch::Tensor();
     const int64_t gradient_bytes = storage_bytes(gradient);
     std::vector<bool> is_new;
@@ -359,10 +361,10 @@ class Measurer {
   const MeasureOptions& options_;
   Bench bench_;
   NetworkCosts costs_;
-  Tensors outputs_;                                                      ///< by node
-  Tensors gradients_;                                                    ///< by wire
-  std::map<const c10::TensorImpl*, int> users_;                          ///< of a parameter: how many nodes
-  std::map<const c10::TensorImpl*, torch::Tensor> parameter_gradients_;  ///< of those that several nodes use
+  Tensors outputs_;                                                      ///< By node.
+  Tensors gradients_;                                                    ///< By wire.
+  std::map<const c10::TensorImpl*, int> users_;                          ///< By parameter: number of nodes that use it.
+  std::map<const c10::TensorImpl*, torch::Tensor> parameter_gradients_;  ///< By parameter that several nodes use.
 };
 
 }  // namespace

@@ -22,13 +22,13 @@
 
 namespace headroom {
 
-/// Counts one device's bytes and keeps one peak, which it shares out among the meters living on the device. Starting
-/// the peak anew for one meter first folds it into the peaks of all, so that no meter loses any.
+/// Counts one device's bytes and keeps one peak for all meters on the device. Restarting the peak for one meter first
+/// folds it into the peaks of all, so that no meter loses any.
 class DeviceCounter {
  public:
   struct Reading {
     int64_t current_bytes;
-    int64_t peak_bytes;  ///< at least current_bytes
+    int64_t peak_bytes;  ///< At least current_bytes.
   };
 
   virtual ~DeviceCounter() = default;
@@ -57,7 +57,7 @@ class DeviceCounter {
     peaks.since_reset_bytes = fold();
   }
 
-  /// The current bytes and the peak since the last call for these peaks.
+  /// Returns the current bytes and the peak since the last call for these peaks.
   Reading mark(Meter::Peaks& peaks) {
     const std::lock_guard lock(mutex_);
     const int64_t current_bytes = fold();
@@ -65,10 +65,10 @@ class DeviceCounter {
   }
 
  private:
-  /// Starts the device's peak at the current bytes; returns what both were before.
+  /// Restarts the device's peak at the current bytes, and returns what both were before.
   virtual Reading restart_peak() = 0;
 
-  /// Returns the current bytes.
+  /// Folds the device's peak into the peaks of all meters, and returns the current bytes.
   int64_t fold() {
     const Reading reading = restart_peak();
     for (Meter::Peaks* peaks : meters_) {
@@ -84,7 +84,8 @@ class DeviceCounter {
 
 namespace {
 
-/// The counted pointers and their sizes. Sharded, so that threads that allocate at once seldom wait for each other.
+/// A table of the counted pointers and their sizes. It is sharded, so that threads that allocate at once seldom wait
+/// for each other.
 class SizeTable {
  public:
   void insert(void* pointer, int64_t bytes) {
@@ -119,7 +120,8 @@ class SizeTable {
 
   static constexpr int kShardBits = 5;
 
-  /// The top bits of a multiplicative hash: the low bits of aligned pointers are all the same.
+  /// Returns the shard of a pointer by the top bits of a multiplicative hash, because the low bits of aligned pointers
+  /// are equal.
   Shard& shard_of(void* pointer) {
     const uint64_t hash = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(pointer)) * 0x9E3779B97F4A7C15U;
     return shards_[hash >> (64 - kShardBits)];
@@ -128,11 +130,11 @@ class SizeTable {
   std::array<Shard, size_t{1} << kShardBits> shards_;
 };
 
-/// Counts what passes through it to the CPU allocator that was in place before. Never destroyed: tensors may outlive
-/// main.
+/// Counts what passes through it to the CPU allocator that was in place before. It is never destroyed, because tensors
+/// may outlive main.
 class CountingAllocator final : public c10::Allocator, public DeviceCounter {
  public:
-  /// Throws InvalidInput if it is not, or no longer, the process's CPU allocator.
+  /// Returns the counting allocator. Throws InvalidInput if it is not, or no longer, the process's CPU allocator.
   static CountingAllocator& get() {
     static CountingAllocator* const instance = install();
     if (c10::GetCPUAllocator() != instance) {
@@ -149,7 +151,7 @@ class CountingAllocator final : public c10::Allocator, public DeviceCounter {
       sizes_.insert(pointer, counted_bytes);
       raise_peak(current_bytes_.fetch_add(counted_bytes) + counted_bytes);
     }
-    // The pointer is the context too, as the raw deleter of the allocator below promises.
+    // The pointer is also the context, as the raw deleter of the allocator below requires.
     static_cast<void>(data.release_context());
     return {pointer, pointer, &deallocate, c10::Device(c10::DeviceType::CPU)};
   }
@@ -176,7 +178,7 @@ class CountingAllocator final : public c10::Allocator, public DeviceCounter {
       throw InvalidInput("meter: the CPU allocator in place has no raw deleter, so it cannot be counted");
     }
     installed_ = new CountingAllocator(upstream, upstream_deleter);
-    // A fork while another thread holds a shard would leave that shard locked for ever in the child.
+    // A fork while another thread holds a shard would leave that shard locked forever in the child.
     pthread_atfork([] { installed_->sizes_.lock_all(); }, [] { installed_->sizes_.unlock_all(); },
                    [] { installed_->sizes_.unlock_all(); });
     c10::SetCPUAllocator(installed_, std::numeric_limits<uint8_t>::max());
@@ -185,8 +187,8 @@ class CountingAllocator final : public c10::Allocator, public DeviceCounter {
 
   static void deallocate(void* pointer) { installed_->free(pointer); }
 
-  /// Forgets the pointer before freeing it: the next moment another thread may be given the same address. A pointer
-  /// from before this allocator is not in the table.
+  /// Frees a pointer. Removes it from the table first, since another thread may be given the same address right after.
+  /// A pointer from before this allocator is not in the table.
   void free(void* pointer) {
     if (pointer != nullptr) {
       if (const std::optional<int64_t> bytes = sizes_.take(pointer)) current_bytes_.fetch_sub(*bytes);
@@ -200,7 +202,8 @@ class CountingAllocator final : public c10::Allocator, public DeviceCounter {
     }
   }
 
-  /// Whatever other threads allocate meanwhile is in the peak returned, in the new one, or in both.
+  /// Restarts the peak. Bytes that other threads allocate meanwhile are in the returned peak, in the new one, or in
+  /// both.
   Reading restart_peak() override {
     const int64_t taken_bytes = peak_bytes_.exchange(current_bytes_.load());
     const int64_t current_bytes = current_bytes_.load();
@@ -217,7 +220,7 @@ class CountingAllocator final : public c10::Allocator, public DeviceCounter {
   std::atomic<int64_t> peak_bytes_ = 0;
 };
 
-/// The statistics of a device's caching allocator.
+/// Reads the statistics of a device's caching allocator.
 class CachingCounter final : public DeviceCounter {
  public:
   explicit CachingCounter(c10::Device device)
@@ -248,7 +251,7 @@ void check_kind(c10::Device device) {
   }
 }
 
-/// With its index, where it has one.
+/// Returns the device with the index of a CUDA device, which is the current one if none is given.
 c10::Device resolve(c10::Device device) {
   check_kind(device);
   if (device.is_cpu()) return c10::Device(c10::DeviceType::CPU);
@@ -262,7 +265,7 @@ c10::Device resolve(c10::Device device) {
   return device.has_index() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice();
 }
 
-/// Never destroyed, as allocators are not.
+/// Returns the counter of a device. Counters are never destroyed, as allocators are not.
 DeviceCounter& counter_of(c10::Device device) {
   if (device.is_cpu()) return CountingAllocator::get();
   static auto* const mutex = new std::mutex;

@@ -15,31 +15,32 @@ class DeviceCounter;
 struct MemoryMark {
   std::string name;
   int64_t current_bytes = 0;
-  int64_t peak_bytes = 0;  ///< since the mark before, the first one since the meter's construction
-  int64_t time_ns = 0;     ///< since the meter's construction, by the host's clock
+  int64_t peak_bytes = 0;  ///< Peak since the previous mark; for the first mark, since the meter's construction.
+  int64_t time_ns = 0;     ///< Time since the meter's construction, by the host's clock.
 };
 
-/// Measures the bytes of tensors on one device from its construction on, on every thread. Several meters may live at
-/// once, each with a peak and a timeline of its own; one meter is used by one thread at a time. Each call takes
-/// constant time per living meter, and an allocation costs the same whatever their number.
+/// Measures the bytes of tensors on one device from its construction on, for all threads. Several meters may exist at
+/// once, each with a peak and a timeline of its own; only one thread at a time may use a meter. Each call takes
+/// constant time per existing meter, and the cost of an allocation does not depend on their number.
 ///
-/// CPU: the first meter puts a counting allocator over PyTorch's, which stays for the rest of the process. From then on
-/// every storage PyTorch allocates is counted with the bytes it asked for. Not counted: storages made before (resized
-/// ones included, since a storage keeps its allocator), memory that PyTorch does not allocate (from_blob, shared and
-/// pinned memory) and buffers inside MKL and oneDNN. To count everything, make a meter before the first tensor,
-/// and before other threads allocate: PyTorch's switch of allocators is not made for threads.
+/// CPU: the first meter puts a counting allocator over PyTorch's, which stays for the rest of the process. From then
+/// on, every storage that PyTorch allocates counts with the bytes requested. Not counted are storages allocated before
+/// (resized ones included, since a storage keeps its allocator), memory that PyTorch does not allocate (from_blob,
+/// shared and pinned memory) and buffers inside MKL and oneDNN. To count everything, make a meter before the first
+/// tensor, and before other threads allocate: PyTorch's switch of allocators is not safe for threads.
 ///
-/// CUDA: the allocated bytes of the caching allocator, cuBLAS's and cuDNN's workspaces included where they come from
-/// it. That allocator keeps one peak per device; meters start it anew at their construction, resets and marks, each
-/// living meter taking it into account first. torch.cuda.max_memory_allocated() is therefore since the last of these,
-/// and somebody else's reset of it hides from the meters what came before.
+/// CUDA: the bytes allocated by the caching allocator, including the workspaces of cuBLAS and cuDNN where they come
+/// from it. That allocator keeps one peak per device. Meters restart it at their construction, resets and marks, after
+/// every existing meter has taken it into account. torch.cuda.max_memory_allocated() is therefore the peak since the
+/// last of these, and a reset of it by other code hides earlier peaks from the meters.
 ///
-/// An allocation of another thread while a peak starts anew may count before or after that moment. On CUDA the old peak
-/// is read and then started anew, and an allocation freed again between the two is missed.
+/// An allocation of another thread during a restart of the peak may count before or after the restart. On CUDA, the old
+/// peak is read and then restarted, and an allocation that is freed again between the two is missed.
 class Meter {
  public:
-  /// InvalidInput if `device` is neither the CPU nor a CUDA device that this process has, or if somebody else has put
-  /// another CPU allocator over the counting one. A CUDA device without an index is the current one.
+  /// Makes a meter of `device`. Throws InvalidInput if `device` is neither the CPU nor a CUDA device that this process
+  /// has, or if other code has put another CPU allocator over the counting one. A CUDA device without an index is the
+  /// current one.
   explicit Meter(c10::Device device);
   ~Meter();
   Meter(const Meter&) = delete;
@@ -47,21 +48,21 @@ class Meter {
 
   c10::Device device() const { return device_; }
 
-  /// All that is allocated and counted now, also what was there before this meter.
+  /// Returns the bytes that are allocated and counted now, including those allocated before this meter.
   int64_t current_bytes() const;
 
-  /// The most that current_bytes() has been since the construction or the last reset_peak().
+  /// Returns the maximum of current_bytes() since the construction or the last reset_peak().
   int64_t peak_bytes() const;
 
-  /// Leaves the timeline and the peak of its next mark alone.
+  /// Restarts peak_bytes(). Does not change the timeline or the peak of its next mark.
   void reset_peak();
 
-  /// Adds a point to the timeline. Leaves peak_bytes() alone.
+  /// Adds a point to the timeline. Does not change peak_bytes().
   void mark(std::string name);
 
   const std::vector<MemoryMark>& timeline() const { return timeline_; }
 
-  /// A meter's own peaks, without what the device has reached since its one peak last started anew.
+  /// A meter's own peaks, without what the device has reached since its peak was last restarted.
   struct Peaks {
     int64_t since_reset_bytes = 0;
     int64_t since_mark_bytes = 0;
@@ -75,14 +76,14 @@ class Meter {
   std::vector<MemoryMark> timeline_;
 };
 
-/// Gives memory that the device's allocator keeps for later back to the device, so that what comes next is not cut out of
-/// blocks of other sizes. Nothing on the CPU.
+/// Returns the memory that the device's allocator caches to the device, so that later allocations are not split from
+/// blocks of other sizes. Does nothing on the CPU.
 void release_cached_memory(c10::Device device);
 
-/// What a storage of `requested_bytes` counts on `device`: on the CPU the request itself, on CUDA the next multiple of
-/// 512. The caching allocator may hand out a cached block of more than 1 MiB that is up to 1 MiB larger than this, and
-/// its setting roundup_power2_divisions makes it round up further. InvalidInput on other devices and on a negative
-/// request.
+/// Returns the bytes that a storage of `requested_bytes` counts on `device`: on the CPU the request itself, on CUDA the
+/// next multiple of 512. The caching allocator may use a cached block of more than 1 MiB that is up to 1 MiB larger
+/// than this, and its setting roundup_power2_divisions makes it round up further. Throws InvalidInput on other devices
+/// and on a negative request.
 int64_t allocated_bytes(int64_t requested_bytes, c10::Device device);
 
 }  // namespace headroom

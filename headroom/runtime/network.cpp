@@ -11,7 +11,7 @@
 namespace headroom {
 namespace {
 
-/// Every tensor of the nodes' lists once, in order.
+/// Returns every tensor of the nodes' lists once, in order.
 Tensors each_once(const std::vector<NetworkNode>& nodes, Tensors NetworkNode::*list) {
   Tensors all;
   std::unordered_set<const c10::TensorImpl*> seen;

@@ -19,7 +19,7 @@ namespace headroom {
 
 using Tensors = std::vector<torch::Tensor>;
 
-/// Names a value of a network: one of its inputs, or what a node computes.
+/// The number of a value in a network: one of its inputs, or the output of a node.
 enum class Wire : int32_t {};
 constexpr size_t index(Wire wire) { return static_cast<size_t>(wire); }
 
@@ -27,55 +27,55 @@ constexpr size_t index(Wire wire) { return static_cast<size_t>(wire); }
 struct OutsideTensor {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   c10::VariableVersion version;
-  std::string type_and_shape;  ///< as PyTorch's messages have it: torch.FloatTensor [2, 2]
+  std::string type_and_shape;  ///< Type and shape as in PyTorch's messages: torch.FloatTensor [2, 2].
 };
 
-/// One node: what it reads, how it runs, and the parameters and buffers that it uses. Any callable will do; it may
-/// record whatever it likes on autograd's tape, draw random numbers, and change its buffers.
+/// A node: what it reads, how it runs, and the parameters and buffers that it uses. Any callable can be a node. It may
+/// record anything on autograd's tape, draw random numbers, and change its buffers.
 struct NetworkNode {
   std::string name;
   std::vector<Wire> inputs;
   std::function<torch::Tensor(const Tensors&)> forward;
-  Tensors parameters;  ///< those that require a gradient
+  Tensors parameters;  ///< The parameters that require a gradient.
   Tensors buffers;
-  std::vector<std::shared_ptr<torch::nn::Module>> modules;  ///< what owns them; none for a plain callable
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;  ///< Modules that own them; none for a plain callable.
 
-  /// Adds context to the exception that is being handled, where the exception's type is of another language; may be
+  /// Adds context to the exception that is being handled, if the exception's type belongs to another language. May be
   /// empty.
   std::function<void(const std::string& context)> annotate_error = {};
 
-  // What measure() finds forward to use beside the lists above. Captured tensors that forwards write are added to
+  // measure() fills in what forward uses besides the lists above. It adds captured tensors that forwards write to
   // `buffers`.
-  std::vector<OutsideTensor> reads = {};       ///< every tensor that is not an input
-  std::vector<at::Generator> generators = {};  ///< the user's own, which it draws from
+  std::vector<OutsideTensor> reads = {};       ///< Every tensor that it reads and that is not an input.
+  std::vector<at::Generator> generators = {};  ///< The user's own generators from which it draws.
 };
 
-/// What C++ users hand over to be trained inside a budget: a DAG of modules and callables, the loss included. Nodes are
-/// in an order in which they can run. A plain value: copies share modules.
+/// A network that C++ users pass to be trained within a budget: a DAG of modules and callables, the loss included.
+/// Nodes are in an order in which they can run. It is a value type: copies share modules.
 class Network {
  public:
   explicit Network(std::string name) : name_(std::move(name)) {}
 
-  /// An input of the network: the batch, the labels.
+  /// Adds an input of the network, such as the batch or the labels.
   Wire add_input(std::string name);
 
-  /// A callable without parameters, or with those given.
+  /// Adds a callable without parameters, or with the given ones.
   Wire add(std::string name, std::function<torch::Tensor(const Tensors&)> forward, std::vector<Wire> inputs,
            Tensors parameters = {});
 
-  /// A module holder of torch::nn or of the user's own, whose forward takes as many tensors as there are inputs and
-  /// returns one. The module is not changed.
+  /// Adds a module holder of torch::nn or of the user's own, whose forward takes as many tensors as there are inputs
+  /// and returns one. The module is not changed.
   template <typename Holder>
   Wire add_module(std::string name, Holder holder, std::vector<Wire> inputs);
 
-  /// Each module of a Sequential as a node of its own, named by `prefix` and its name there; they take one tensor and
-  /// return one. An empty one gives `input` back.
+  /// Adds each module of a Sequential as a node of its own, named by `prefix` and its name in the Sequential. Each
+  /// takes one tensor and returns one. Returns `input` for an empty Sequential.
   Wire add_sequential(const std::string& prefix, const torch::nn::Sequential& modules, Wire input);
 
-  /// A node as it is.
+  /// Adds a node unchanged.
   Wire add_node(NetworkNode node);
 
-  /// What the step computes: the loss first, by convention a scalar.
+  /// Sets the outputs of the step: the loss first, by convention a scalar.
   void set_outputs(std::vector<Wire> outputs);
 
   const std::string& name() const { return name_; }
@@ -83,25 +83,25 @@ class Network {
   const std::vector<NetworkNode>& nodes() const { return nodes_; }
   const std::vector<Wire>& outputs() const { return outputs_; }
 
-  /// Wires 0, 1, … are the inputs, the nodes' outputs follow in order.
+  /// Returns the wire of a node's output. Wires 0, 1, … are the inputs, and the nodes' outputs follow in order.
   Wire wire_of_node(size_t node) const { return static_cast<Wire>(input_names_.size() + node); }
 
   /// Throws InvalidInput unless there are as many tensors as the network has inputs.
   void check_inputs(const Tensors& inputs) const;
 
-  /// By input of a node, whether it gets a gradient: what nodes made does, the network's first input if it asks for
-  /// one, other inputs never.
+  /// Returns for each input of a node whether it gets a gradient: node outputs do, the network's first input does if it
+  /// requires one, and other inputs never do.
   std::vector<bool> trained_inputs(const NetworkNode& node, const Tensors& inputs) const;
 
-  /// Every parameter once, in the order of the nodes.
+  /// Returns every parameter once, in the order of the nodes.
   Tensors parameters() const;
   Tensors buffers() const;
-  /// The user's own generators that nodes draw from, as measure() found them; each once.
+  /// Returns the user's own generators that nodes draw from, as found by measure(), each once.
   std::vector<at::Generator> generators() const;
   void train(bool on = true) const;
   void to(torch::Device device) const;
 
-  /// Plain training's forward: every node once, in order. What nobody reads any more is let go of.
+  /// Runs the forward of plain training: every node once, in order. Frees values that no later node reads.
   Tensors forward(const Tensors& inputs) const;
 
  private:
@@ -120,7 +120,7 @@ torch::Tensor call_module(Holder& holder, const Tensors& inputs, std::index_sequ
   return holder->forward(inputs[Index]...);
 }
 
-/// The number of tensors that a module's forward takes.
+/// Returns the number of tensors that a module's forward takes.
 template <typename Result, typename Module, typename... Arguments>
 constexpr size_t arity(Result (Module::*)(Arguments...)) {
   return sizeof...(Arguments);

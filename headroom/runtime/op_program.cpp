@@ -16,7 +16,8 @@ namespace {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-/// Storages of tensors, but for those of one element: loss.backward() holds the gradient of the loss.
+/// Returns the storages of tensors with more than one element: loss.backward() holds the gradient of the loss, which
+/// has one.
 std::vector<WeakStorage> large_storages(const Tensors& tensors) {
   std::vector<WeakStorage> storages;
   for (const torch::Tensor& tensor : tensors)
@@ -34,7 +35,7 @@ bool is_storage_of(const Tensors& tensors, const WeakStorage& storage) {
 
 }  // namespace
 
-/// One step in flight.
+/// The state of one step in flight.
 class OpStep::Frame {
  public:
   explicit Frame(std::shared_ptr<const OpStep> step)
@@ -44,7 +45,7 @@ class OpStep::Frame {
         outputs_(step_.program_->forward_outputs.size()),
         random_(step_.program_->calls.size()) {}
 
-  /// Frees everything.
+  /// Frees all tensors of the step.
   void release() {
     tensors_.clear();
     outputs_.clear();
@@ -58,7 +59,7 @@ class OpStep::Frame {
     inputs.clear();
   }
 
-  /// What has been handed on, and inputs that are outputs as they are.
+  /// Returns the forward outputs: those that ops have returned, and inputs that are outputs unchanged.
   Tensors take_forward_outputs() {
     const std::vector<int>& places = step_.program_->forward_outputs;
     for (size_t i = 0; i < places.size(); ++i) {
@@ -95,7 +96,8 @@ class OpStep::Frame {
 
   void run_to(size_t end) {
     const at::NoGradGuard no_grad;
-    // Views of the frame's tensors then hold no reference to their base, so that use counts are those of the frame.
+    // Below autograd, views of the frame's tensors hold no reference to their base, so that use counts are those of the
+    // frame.
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const OpProgram& program = *step_.program_;
     for (; next_ < end; ++next_) {
@@ -123,12 +125,12 @@ class OpStep::Frame {
   }
 
   bool is_used = false;
-  bool has_run_out_of_place = false;  ///< where the schedule runs in place
+  bool has_run_out_of_place = false;  ///< Whether an op ran out of place that the schedule runs in place.
 
  private:
-  /// A version counter of an input or output, which in-place operations of the user's advance.
+  /// The version counter of an input or output, which the user's in-place operations advance.
   struct Version {
-    int number;  ///< of the tensor
+    int number;  ///< Number of the tensor.
     uint32_t expected;
     c10::VariableVersion counter;
   };
@@ -139,7 +141,7 @@ class OpStep::Frame {
     return step_.program_->graph.value(static_cast<ValueId>(value_of(number))).resident;
   }
 
-  /// The same tensor for the user to have: autograd gives it a history, which holds this frame.
+  /// Returns the same tensor for the user. Autograd gives it a history, which holds this frame.
   static torch::Tensor alias(const torch::Tensor& tensor) {
     const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     return torch::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
@@ -158,14 +160,15 @@ class OpStep::Frame {
     for (size_t i = 0; i < outputs.size(); ++i) remember(outputs[i], outputs_[i]);
   }
 
-  /// The user may free them; and an input that the step changes gets a history, which holds this frame.
+  /// Drops inputs that backward does not read. The user may free them, and an input that the step changes gets a
+  /// history, which holds this frame.
   void drop_inputs_not_read_late() {
     for (const int number : step_.program_->forward_inputs)
       if (number >= 0 && !step_.is_read_late_[static_cast<size_t>(value_of(number))])
         drop(static_cast<ValueId>(value_of(number)));
   }
 
-  /// Whether nobody but this frame holds a value's memory. What the user has as an output the plan keeps anyway.
+  /// Returns whether only this frame holds a value's memory. The plan keeps what the user has as an output anyway.
   bool is_held_by_frame_alone(ValueId value) {
     size_t count = 0;
     const torch::Tensor* first = nullptr;
@@ -173,8 +176,8 @@ class OpStep::Frame {
       torch::Tensor& held = tensor(number);
       if (!held.defined()) continue;
       if (!held.has_storage()) return false;
-      // A tensor that was in Python has a wrapper, which counts as a holder. The alias has none, and the tensor dies here
-      // unless it has another holder.
+      // A tensor that was in Python has a wrapper, which counts as a holder. The alias has none, and the tensor is
+      // freed here unless it has another holder.
       if (held.use_count() > 1) held = alias(held);
       first = &held;
       ++count;
@@ -182,7 +185,7 @@ class OpStep::Frame {
     return first != nullptr && first->storage().use_count() == count;
   }
 
-  /// A tensor that is there, or a view of one that is.
+  /// Returns a live tensor, or a view of one.
   const torch::Tensor& needed(int number) {
     torch::Tensor& found = tensor(number);
     if (!found.defined()) {
@@ -214,7 +217,7 @@ class OpStep::Frame {
       error.add_context(describe(what) + "; the plan expected " + expected_to_be_there());
       throw;
     } catch (c10::Error& error) {
-      // The CPU's allocator has no exception of its own for lack of memory.
+      // The CPU's allocator has no exception type of its own for running out of memory.
       TORCH_CHECK_WITH(OutOfMemoryError, error.msg().find("can't allocate memory") == std::string::npos,
                        error.what_without_backtrace(), " (", describe(what), "; the plan expected ",
                        expected_to_be_there(), ")");
@@ -301,8 +304,8 @@ class OpStep::Frame {
   std::shared_ptr<const OpStep> owner_;
   const OpStep& step_;
   Tensors tensors_;
-  Tensors outputs_;                                 ///< of forward, handed on so far
-  std::vector<std::optional<RandomState>> random_;  ///< by call: as it ran first
+  Tensors outputs_;                                 ///< Forward outputs that have been returned so far.
+  std::vector<std::optional<RandomState>> random_;  ///< By call: random state before its first run.
   std::vector<Version> versions_;
   torch::jit::Stack stack_;
   size_t next_ = 0;
@@ -339,7 +342,7 @@ OpStep::OpStep(std::shared_ptr<const OpProgram> program, Schedule schedule)
 std::vector<bool> OpStep::find_late_reads() const {
   const Graph& graph = program_->graph;
   std::vector<bool> is_read(graph.values().size());
-  std::vector<bool> is_made(graph.values().size());  // by the backward half, so far
+  std::vector<bool> is_made(graph.values().size());  // By value: whether the backward half has written it so far.
   const auto read = [&](size_t value) { is_read[value] = is_read[value] || !is_made[value]; };
   for (size_t i = forward_end_; i < schedule_.steps.size(); ++i) {
     const Step& step = schedule_.steps[i];

@@ -15,69 +15,74 @@
 
 namespace headroom {
 
-/// One argument of a call: a constant, a tensor of the program, or a list of them.
+/// An argument of a call: a constant, a tensor of the program, or a list of tensors.
 struct CallArgument {
   enum class Kind : uint8_t { kConstant, kTensor, kTensors, kOptionalTensors };
   Kind kind = Kind::kConstant;
   c10::IValue constant;
-  std::vector<int> tensors;  ///< of the program; in kOptionalTensors -1 is none
-  bool is_updated = false;   ///< a tensor that the call's first run in a step changes, and that later ones do without
+  std::vector<int> tensors;  ///< Tensors of the program; -1 for none in kOptionalTensors.
+  /// Whether the tensor is changed by the call's first run in a step; later runs get no tensor instead.
+  bool is_updated = false;
 };
 
-/// A call of an operator on a stack, as the dispatcher makes it: arguments are popped, results pushed.
+/// A call of an operator on a stack, as the dispatcher makes it: arguments are popped, and results are pushed.
 struct OpCall {
   std::string name;
-  std::string source;  ///< module and line of the model that it comes from, for errors; empty: not known
+  std::string source;  ///< Module and line of the model that it comes from, for errors; empty if not known.
   std::function<void(torch::jit::Stack&)> run;
-  std::function<void(torch::jit::Stack&)>
-      run_in_place;  ///< writes its first result over its first argument; may be empty
+  /// Runs the operator in place: writes its first result over its first argument. May be empty.
+  std::function<void(torch::jit::Stack&)> run_in_place;
   std::vector<CallArgument> arguments;
-  std::vector<int> results;  ///< tensors that it makes, lists flattened; -1: nobody wants it
-  bool draws = false;        ///< takes random numbers
+  std::vector<int> results;  ///< Tensors that it writes, lists flattened; -1 for a result that is not used.
+  bool draws = false;        ///< Whether it draws random numbers.
 };
 
-/// A training step as calls of operators: what a graph's ops and values are in PyTorch.
+/// A training step as calls of operators: the calls and tensors of PyTorch for a graph's ops and values.
 ///
-/// A value of the graph is a storage; the tensors on it are the one that a call made, its base, and views, which calls of
-/// their own make whenever they are needed. Resident values are the program's inputs.
+/// A value of the graph is a storage. The tensors on it are its base, which a call writes, and views, which other calls
+/// make whenever they are needed. Resident values are the program's inputs.
 struct OpProgram {
   static constexpr int kHandsOn = -1;
   static constexpr int kAccumulates = -2;
 
   Graph graph;
   std::vector<OpCall> calls;
-  /// By OpId. kHandsOn: no call, but an op that hands on the forward outputs that lie in what it reads. A value that is a forward
-  /// output has one, right after it is made, whose output holds it from then on, since the user has it. The last of them
-  /// stands for what the user does between forward and backward, and makes what backward is given. kAccumulates: an op that
-  /// stands for what autograd does with the gradients after backward.
+  /// By OpId: its call, or one of two constants. kHandsOn marks an op without a call that returns the forward outputs
+  /// that lie in what it reads. A value that is a forward output has such an op right after it is written; the op's
+  /// output holds the value from then on, since the user has it. The last of these ops stands for what the user does
+  /// between forward and backward, and writes what backward is given. kAccumulates marks an op that stands for what
+  /// autograd does with the gradients after backward.
   std::vector<int> call_of_op;
-  std::vector<int> call_of_view;  ///< by tensor: the call that makes it from its base; -1: it is no view
+  std::vector<int> call_of_view;  ///< By tensor: the call that makes it from its base; -1 if it is no view.
   std::vector<int> value_of_tensor;
-  std::vector<int> forward_inputs;   ///< tensors; -1: not used
-  std::vector<int> backward_inputs;  ///< what the gradients of the outputs are; -1: not used
-  std::vector<int> forward_outputs;  ///< -1: none
+  std::vector<int> forward_inputs;   ///< Tensors; -1 if not used.
+  std::vector<int> backward_inputs;  ///< Tensors of the outputs' gradients; -1 if not used.
+  std::vector<int> forward_outputs;  ///< Tensors; -1 for none.
   std::vector<int> backward_outputs;
   torch::Device device = torch::kCPU;
-  /// Called while an exception that is no c10::Error is handled: adds a note to it and returns true if it can, so that
-  /// errors of operators written in Python keep their types. May be empty.
+  /// Called while an exception that is no c10::Error is handled. It adds a note to the exception and returns true if it
+  /// can, so that errors of operators written in Python keep their types. May be empty.
   std::function<bool(const std::string& note)> annotate;
 };
 
-/// A program run by a schedule. The forward half, up to where every forward output has been handed on, runs in forward();
-/// the rest in backward(). Each step in flight has a frame of its own, which owns the step's memory; backward() empties it.
+/// A program that runs by a schedule. The forward half, up to where every forward output has been returned, runs in
+/// forward(); the rest runs in backward(). Each step in flight has a frame of its own, which owns the step's memory;
+/// backward() empties it.
 ///
 /// The step keeps autograd's promises:
-/// - An op that runs again sees the random numbers that it saw first.
-/// - An op runs in place only where the frame alone holds the tensor and its storage when it runs. Where somebody else
-///   does (autograd, a hook, the caller of backward), it runs out of place, and the peak may exceed the simulated one.
+/// - An op that runs again sees the random numbers of its first run.
+/// - An op runs in place only where the frame alone holds the tensor and its storage when it runs. Where other code
+///   holds it (autograd, a hook, the caller of backward), the op runs out of place, and the peak may exceed the
+///   simulated one.
 /// - Backward throws PyTorch's error where an input or an output that it reads was changed in place after forward.
 /// - A frame does not keep itself alive through the outputs that forward returned.
 ///
-/// An operator's error keeps its type, and names the op, the shapes of what it read and the source; lack of memory is a
-/// c10::OutOfMemoryError and also says what the plan expected to be live.
+/// An operator's error keeps its type, and names the op, the shapes of its inputs and the source. Running out of memory
+/// is a c10::OutOfMemoryError, which also says what the plan expected to be live.
 class OpStep : public std::enable_shared_from_this<OpStep> {
  public:
-  /// To be owned by a shared_ptr, since frames keep their step. Throws InvalidInput if the schedule is invalid, or runs in place where a call cannot.
+  /// Makes a step. It must be owned by a shared_ptr, since frames keep their step. Throws InvalidInput if the schedule
+  /// is invalid, or runs in place where a call cannot.
   OpStep(std::shared_ptr<const OpProgram> program, Schedule schedule);
 
   class Frame;
@@ -90,10 +95,11 @@ class OpStep : public std::enable_shared_from_this<OpStep> {
 
   struct Backward {
     Tensors gradients;
-    bool is_held = false;  ///< somebody else holds a gradient that backward was given, or a tensor to be overwritten
+    /// Whether other code holds a gradient that backward was given, or a tensor to be overwritten.
+    bool is_held = false;
   };
-  /// Runs once for a frame, and empties it, also where it throws. To run in place over a gradient, its only reference must
-  /// be the one in `gradients`.
+  /// Runs the backward half, once for a frame, and empties the frame, also where it throws. To run in place over a
+  /// gradient, its only reference must be the one in `gradients`.
   Backward backward(Frame& frame, Tensors gradients) const;
 
   const OpProgram& program() const { return *program_; }
@@ -107,10 +113,10 @@ class OpStep : public std::enable_shared_from_this<OpStep> {
   std::shared_ptr<const OpProgram> program_;
   Schedule schedule_;
   size_t forward_end_ = 0;
-  std::vector<bool> is_again_;                ///< by step of the schedule: its op ran before
-  std::vector<bool> replays_random_;          ///< by call: draws, and runs again
-  std::vector<std::vector<int>> tensors_of_;  ///< by value
-  std::vector<bool> is_read_late_;            ///< by value: the backward half reads it as the forward half left it
+  std::vector<bool> is_again_;                ///< By step of the schedule: whether its op ran before.
+  std::vector<bool> replays_random_;          ///< By call: whether it draws random numbers and runs again.
+  std::vector<std::vector<int>> tensors_of_;  ///< By value: its tensors.
+  std::vector<bool> is_read_late_;  ///< By value: whether the backward half reads it as the forward half left it.
 };
 
 }  // namespace headroom

@@ -22,7 +22,7 @@ bool is_written(const c10::Argument& argument) {
   return alias->isWrite() || std::ranges::any_of(alias->containedTypes(), writes);
 }
 
-/// Whether a batch norm or instance norm updates its running statistics, which its schema does not say.
+/// Returns whether a batch norm or instance norm updates its running statistics, which its schema does not say.
 bool updates_statistics(const std::vector<c10::Argument>& arguments, c10::ArrayRef<const c10::IValue> values) {
   for (size_t i = 0; i < arguments.size() && i < values.size(); ++i) {
     const std::string& name = arguments[i].name();
@@ -32,8 +32,8 @@ bool updates_statistics(const std::vector<c10::Argument>& arguments, c10::ArrayR
   return true;
 }
 
-/// The same memory and version counter. No operator is called: some of those that are watched run below autograd, where
-/// detach() would give a counter of its own.
+/// Returns a tensor with the same memory and version counter, without history. It calls no operator, because some of
+/// the watched operators run below autograd, where detach() would make a new counter.
 torch::Tensor without_history(const torch::Tensor& tensor) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (tensor.is_inference()) return torch::Tensor(impl->shallow_copy_and_detach(0, true));
@@ -65,7 +65,7 @@ OperatorWatch::OperatorWatch(const Tensors& inputs) {
 OperatorWatch::~OperatorWatch() {
   at::removeCallback(handle_);
   current_watch = nullptr;
-  // The first state that was seen of a generator is restored last.
+  // The first state seen of a generator is restored last.
   for (auto saved = saved_random_.rbegin(); saved != saved_random_.rend(); ++saved) saved->restore();
   for (const SavedMemory& saved : saved_) {
     copy_memory_to(saved.tensor, saved.copy);
@@ -88,7 +88,7 @@ bool OperatorWatch::has_read(const torch::Tensor& tensor) const {
 
 SideEffects OperatorWatch::end() {
   SideEffects outside = std::exchange(effects_, {});
-  // What nobody else holds any more was a temporary that no operator made, such as one from a blob.
+  // A tensor without another holder was a temporary that no operator made, such as one from a blob.
   std::erase_if(outside.read, [](const torch::Tensor& tensor) { return tensor.storage().use_count() == 1; });
   for (const torch::Tensor& tensor : outside.read)
     if (written_.contains(tensor.storage().unsafeGetStorageImpl())) outside.written.push_back(tensor);
@@ -126,7 +126,7 @@ void OperatorWatch::see_inputs(const at::RecordFunction& call) {
       }
     }
     for_each_tensor(values[i], [&](const torch::Tensor& tensor) {
-      // Operators allocate without an operator, and hand on what they allocated to those that they call.
+      // Operators allocate memory without calling an operator, and pass it to the operators that they call.
       const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
       if (is_inside && !read_.contains(storage)) own_.insert(storage);
       see(tensor, writes);

@@ -11,34 +11,34 @@
 
 namespace headroom {
 
-/// What a forward uses beside its arguments: parameters, buffers, and tensors and generators that it captured.
+/// What a forward uses besides its arguments: parameters, buffers, and tensors and generators that it captured.
 struct SideEffects {
-  Tensors read;                           ///< one tensor per storage, without history
-  Tensors written;                        ///< those of `read` whose memory was written
-  std::vector<at::Generator> generators;  ///< the user's own generators that it drew from
+  Tensors read;                           ///< Tensors that it read, one per storage, without history.
+  Tensors written;                        ///< Tensors of `read` whose memory was written.
+  std::vector<at::Generator> generators;  ///< The user's own generators from which it drew.
 };
 
-/// Watches the operators that the constructing thread calls during its lifetime. At its end it restores the memory that
-/// they wrote, values and version counters, of tensors outside the watched forwards, and the user's own generators. One
-/// watch per thread at a time.
+/// Watches the operators that the constructing thread calls during its lifetime. At its end, it restores the memory
+/// that they wrote of tensors outside the watched forwards, values and version counters, and the user's own generators.
+/// There can be one watch per thread at a time.
 ///
-/// An operator's schema says which arguments it writes; batch norm's running statistics are known by name. Memory that is
-/// written without an operator (a data pointer, a compiled kernel) is not seen.
+/// An operator's schema says which arguments it writes; batch norm's running statistics are known by name. Writes to
+/// memory without an operator (a data pointer, a compiled kernel) are not seen.
 class OperatorWatch {
  public:
-  /// `inputs`: arguments whose memory is restored as well.
+  /// Starts watching. The memory of `inputs`, which are arguments, is restored as well.
   explicit OperatorWatch(const Tensors& inputs = {});
   ~OperatorWatch();
   OperatorWatch(const OperatorWatch&) = delete;
   OperatorWatch& operator=(const OperatorWatch&) = delete;
 
-  /// Starts a forward on `arguments`: tensors that are made from here on are its own.
+  /// Starts a forward on `arguments`: tensors that are allocated from here on are its own.
   void begin(const Tensors& arguments);
 
-  /// Whether an operator has used the tensor's memory since begin(), and did not make it itself.
+  /// Returns whether an operator has used the tensor's memory since begin(), and did not allocate it itself.
   bool has_read(const torch::Tensor& tensor) const;
 
-  /// What the forward since begin() used that outlives it.
+  /// Returns what the forward since begin() used that outlives it.
   SideEffects end();
 
  private:
@@ -59,9 +59,9 @@ class OperatorWatch {
 
   at::CallbackHandle handle_ = 0;
   std::unordered_set<const c10::StorageImpl*> inputs_;
-  int depth_ = 0;                                     ///< operators that are running, one inside the other
-  std::unordered_set<const c10::StorageImpl*> own_;   ///< storages of arguments, and storages made since begin()
-  std::unordered_set<const c10::StorageImpl*> read_;  ///< storages of effects_.read
+  int depth_ = 0;                                     ///< Number of operators that are running inside each other.
+  std::unordered_set<const c10::StorageImpl*> own_;   ///< Storages of arguments, and storages allocated since begin().
+  std::unordered_set<const c10::StorageImpl*> read_;  ///< Storages of effects_.read.
   std::unordered_set<const c10::StorageImpl*> written_;
   SideEffects effects_;
   std::vector<SavedMemory> saved_;

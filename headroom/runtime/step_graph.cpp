@@ -50,8 +50,8 @@ class Builder {
  private:
   static std::string number(size_t i) { return std::to_string(i); }
 
-  /// Whether input k of node n is the first input of the network or what another node made: others are never trained. A
-  /// wire that the node reads in several places gets its gradient at the first.
+  /// Returns whether input k of node n gets a gradient: it is the first input of the network or the output of a node,
+  /// since other inputs are never trained. A wire that the node reads in several places gets its gradient at the first.
   bool gets_gradient(size_t n, size_t k) const {
     const std::vector<Wire>& inputs = network_.nodes()[n].inputs;
     const size_t wire = index(inputs[k]);
@@ -65,7 +65,7 @@ class Builder {
     return value_id(spec_.values.size() - 1);
   }
 
-  /// The values of node n that planning knows as inputs of ops: what it reads, without inputs that are part of w.
+  /// Returns the values that the ops of node n read in the graph, without inputs that are part of w.
   std::vector<ValueId> read_by(size_t n) const {
     std::vector<ValueId> ids;
     for (const Wire wire : network_.nodes()[n].inputs) {
@@ -82,7 +82,8 @@ class Builder {
 
   size_t wire_of(size_t n) const { return network_.input_names().size() + n; }
 
-  /// a, t, the gradients of wires that node n reads first, p: for a chain the order of its graph.
+  /// Adds the values of node n: a, t, the gradients of wires that node n reads first, and p. For a chain, this is the
+  /// order of its graph.
   void add_values(size_t n) {
     const NodeCosts& costs = costs_.nodes[n];
     const ValueId output = add_value("a" + number(n + 1), costs.output_bytes);
@@ -144,7 +145,7 @@ class Builder {
     add_op(std::move(op), std::move(how));
   }
 
-  /// The gradient of a wire once reader n has added its own: whole where n is the first of them.
+  /// Returns the gradient of a wire after reader n has added its own. It is complete if n is the first of the readers.
   ValueId gradient_made_by(size_t n, size_t wire) {
     if (n == readers_[wire].front()) return gradient_of_wire_[wire];
     const auto known = sums_.find({wire, n});
@@ -162,10 +163,11 @@ class Builder {
   const NetworkCosts& costs_;
   GraphSpec spec_;
   std::vector<StepOp> ops_;
-  std::vector<std::vector<size_t>> readers_;  ///< by wire: nodes that give it a gradient, ascending
-  std::vector<ValueId> outputs_of_wire_;      ///< by wire: its value; none for inputs that are part of w
+  std::vector<std::vector<size_t>> readers_;  ///< By wire: ascending nodes that give it a gradient.
+  std::vector<ValueId> outputs_of_wire_;      ///< By wire: its value; none for inputs that are part of w.
   std::vector<ValueId> gradient_of_wire_;
-  std::map<std::pair<size_t, size_t>, ValueId> sums_;  ///< by wire and reader: not whole yet
+  /// By wire and reader: the sum of gradients that is not complete yet.
+  std::map<std::pair<size_t, size_t>, ValueId> sums_;
   std::vector<ValueId> node_outputs_;
   std::vector<ValueId> tapes_;
   std::vector<ValueId> parameter_gradients_;

@@ -11,87 +11,91 @@
 
 namespace headroom {
 
-/// The memory of a gradient that a node's backward makes for one of its inputs.
+/// The memory of a gradient that a node's backward computes for one of its inputs.
 struct GradientMemory {
   static constexpr int kOutputGradient = -1;
-  int64_t bytes = 0;  ///< of its own
-  /// The gradient of an earlier input, or the output's where that is in use elsewhere too: additions hand theirs on.
+  int64_t bytes = 0;  ///< Bytes of its own.
+  /// The earlier input whose gradient's memory it shares, or kOutputGradient for the output's gradient, where that is
+  /// in use elsewhere too; additions pass their output's gradient on. None if it shares none.
   std::optional<int> shared_with;
 };
 
-/// What one node of a network costs on given inputs.
+/// The costs of one node of a network on given inputs.
 struct NodeCosts {
   int64_t forward_ns = 0;
   int64_t backward_ns = 0;
   int64_t output_bytes = 0;
-  int64_t tape_bytes = 0;  ///< what backward needs of what forward made, the output included
+  int64_t tape_bytes = 0;  ///< Bytes that forward saves for backward, the output included.
   int64_t forward_workspace_bytes = 0;
   int64_t record_workspace_bytes = 0;
-  int64_t backward_workspace_bytes = 0;       ///< where it takes over the output and its gradient
-  int64_t held_backward_workspace_bytes = 0;  ///< where they stay
-  int64_t parameter_gradient_bytes = 0;       ///< of those that no later node has made already
+  int64_t backward_workspace_bytes = 0;       ///< Workspace where backward takes over the output and its gradient.
+  int64_t held_backward_workspace_bytes = 0;  ///< Workspace where the output and its gradient stay live.
+  int64_t parameter_gradient_bytes = 0;       ///< Bytes of the parameter gradients that no later node has allocated.
   std::vector<GradientMemory> input_gradients;
-  bool draws = false;  ///< takes random numbers
+  bool draws = false;  ///< Whether it draws random numbers.
   bool changes_buffers = false;
-  bool records_to_run =
-      false;  ///< without recording, its forward gives other bits: run it recorded and forget the tape
+  /// Whether its forward gives other bits without recording; it is then run recorded, and the tape is dropped.
+  bool records_to_run = false;
 };
 
 struct NetworkCosts {
   std::vector<NodeCosts> nodes;
-  int64_t resident_bytes = 0;  ///< parameters, buffers, and inputs but the first
-  int64_t input_bytes = 0;     ///< of the first input
+  int64_t resident_bytes = 0;  ///< Bytes of parameters, buffers, and all inputs except the first.
+  int64_t input_bytes = 0;     ///< Bytes of the first input.
 };
 
-/// A network that can run node by node, and what its nodes cost.
+/// A network that can run node by node, and the costs of its nodes.
 struct MeasuredNetwork {
   Network network;
   NetworkCosts costs;
 };
 
 enum class StepOpKind : uint8_t {
-  kForward,   ///< F: a node, nothing recorded
-  kRecord,    ///< R: a node, its tape recorded
-  kBackward,  ///< B: a node's backward
+  kForward,   ///< F: runs a node without recording.
+  kRecord,    ///< R: runs a node and records its tape.
+  kBackward,  ///< B: runs a node's backward.
 };
 
-/// How an op of a step graph runs, and where it finds what it reads and writes.
+/// How an op of a step graph runs, and the values that it reads and writes.
 struct StepOp {
   StepOpKind kind = StepOpKind::kForward;
   size_t node = 0;
-  // Of kBackward:
+  // The following are used by kBackward only.
   ValueId output_gradient{-1};
-  std::vector<ValueId> sums;       ///< by input of the node: what nodes after it gave that input; -1: nothing
-  std::vector<ValueId> gradients;  ///< by input of the node: that with its own added; -1: none
+  std::vector<ValueId> sums;  ///< By input of the node: the gradient that later nodes gave that input; -1 for none.
+  std::vector<ValueId> gradients;  ///< By input of the node: that gradient with the node's own added; -1 for none.
 };
 
-/// A network's training step as a graph. Each node i has F{i}, R{i} and B{i} as a stage of a chain has
-/// (docs/formats.md). Where several nodes read a wire, the backward of each adds to what those after it gave: the last
-/// one to run makes g{i}, the others g{i}.{node}. A network that is a chain gives exactly its chain's graph, ids
-/// included.
+/// A network's training step as a graph. Each node i has the ops F{i}, R{i} and B{i}, as a stage of a chain has
+/// (docs/formats.md). Where several nodes read a wire, the backward of each adds to the gradient that later nodes gave:
+/// the last one to run writes g{i}, and the others write g{i}.{node}. The graph of a network that is a chain is exactly
+/// its chain's graph, ids included.
 ///
-/// Resident: w (parameters, buffers, all inputs but the first), a0 (the first input), and the gradient of the loss.
+/// Resident values are w (parameters, buffers, all inputs except the first), a0 (the first input), and the gradient of
+/// the loss.
 struct StepGraph {
   Graph graph;
-  std::vector<StepOp> ops;            ///< by OpId
-  std::vector<ValueId> node_outputs;  ///< a{i}, by node from 0
-  std::vector<ValueId> node_tapes;    ///< t{i}
+  std::vector<StepOp> ops;            ///< By OpId.
+  std::vector<ValueId> node_outputs;  ///< By node from 0: a{i}.
+  std::vector<ValueId> node_tapes;    ///< By node from 0: t{i}.
   ValueId loss_gradient{-1};
-  ValueId input_gradient{-1};  ///< of the first input; of 0 bytes where it needs none
+  ValueId input_gradient{-1};  ///< Gradient of the first input, with 0 bytes if it requires none.
 };
 
-/// The network's one output must be its last node, the loss. Throws InvalidInput otherwise.
+/// Returns the graph of a network's training step. The network must have one output, the output of its last node, which
+/// is the loss; otherwise throws InvalidInput.
 StepGraph make_step_graph(const MeasuredNetwork& measured);
 
-/// By step of a schedule, whether it is a backward that takes over the node's output and the output's gradient: the
-/// schedule drops both right after it. Planners' schedules do so; PyTorch's reentrant checkpoints keep them longer.
+/// Returns for each step of a schedule whether it is a backward that takes over the node's output and the output's
+/// gradient, because the schedule drops both right after it. Planners' schedules do so; PyTorch's reentrant checkpoints
+/// keep them longer.
 std::vector<bool> find_taking_over(const StepGraph& step, const Schedule& schedule);
 
-/// The graph by which a schedule is to be judged: that of `step`, whose backwards all take over, but for those that
-/// this schedule lets keep what they read.
+/// Returns the graph with which a schedule must be simulated: that of `step`, in which all backwards take over, with
+/// other workspaces for the backwards whose inputs this schedule keeps.
 Graph graph_for(const StepGraph& step, const NetworkCosts& costs, const Schedule& schedule);
 
-/// What planners work on: the step, and the chain that it is, if the network is one.
+/// Returns the planners' input: the step, and the chain that it is, if the network is one.
 Problem make_problem(const StepGraph& step);
 
 }  // namespace headroom

@@ -11,8 +11,8 @@
 namespace headroom {
 namespace {
 
-/// An upper bound of what a step has beside the values of its graph: the loss, its gradient, and two copies of every
-/// buffer that changes.
+/// Returns an upper bound on the bytes of a step beside the values of its graph: the loss, its gradient, and two copies
+/// of every buffer that changes.
 int64_t most_beside_bytes(const MeasuredStep& measured) {
   const std::vector<NodeCosts>& costs = measured.measured.costs.nodes;
   int64_t bytes = 2 * costs.back().output_bytes;
@@ -54,7 +54,7 @@ PlannedStep plan_step(const MeasuredStep& measured, std::optional<int64_t> budge
   const Planner& planner = get_planner(options.planner);
   const int64_t outside_bytes = measured.before_bytes + options.later_bytes - measured.step.graph.resident_bytes();
   const int64_t most_beside = most_beside_bytes(measured);
-  int64_t reserve_bytes = 0;  // Of the budget, kept back for what the graph does not know.
+  int64_t reserve_bytes = 0;  // Bytes of the budget that are reserved for memory that the graph does not include.
   constexpr int kTries = 8;
   for (int i = 0;; ++i) {
     PlanRequest request{std::nullopt, options.limits};
@@ -76,7 +76,7 @@ PlannedStep plan_step(const MeasuredStep& measured, std::optional<int64_t> budge
     }
     if (!budget_bytes || peak_bytes <= *budget_bytes) return planned;
     reserve_bytes += peak_bytes - *budget_bytes;
-    // Plans that differ in what is beside them, a little more each time, come to an end here.
+    // Each plan may need a little more beside the graph than the one before; the upper bound ends the series.
     if (i + 2 == kTries) reserve_bytes = std::max(reserve_bytes, most_beside);
   }
 }

@@ -11,59 +11,61 @@
 
 namespace headroom {
 
-/// A training step that has been measured on a sample batch, ready to be planned for any budget. Bytes named _peak_bytes
-/// and _budget_bytes below are of the whole device, as torch and Meter report them.
+/// A training step that has been measured on a sample batch and can be planned for any budget. In names below,
+/// _peak_bytes and _budget_bytes are bytes of the whole device, as torch and Meter report them.
 struct MeasuredStep {
   MeasuredNetwork measured;
   StepGraph step;
   Problem problem;
   Tensors sample;
-  int64_t before_bytes = 0;  ///< on the device before a step: the sample, weights, and whatever else is there
+  int64_t before_bytes = 0;  ///< Bytes on the device before a step: the sample, the weights, and all else.
 };
 
-/// Make a Meter before the network and the sample, or on the CPU `before_bytes` will lack what it has not seen.
+/// Measures a network on a sample. Make a Meter before the network and the sample; otherwise `before_bytes` on the CPU
+/// lacks what was allocated before the first Meter.
 MeasuredStep measure_step(const Network& network, const Tensors& sample, const MeasureOptions& options = {});
 
 struct TrainOptions {
   std::string planner = "auto";
   PlannerOptions planner_options;
   PlanLimits limits;
-  int64_t later_bytes = 0;  ///< what will be on the device during steps and is not yet: an optimizer's state
-  bool tries =
-      true;  ///< run a step on the sample, and plan for less if it takes more than the budget (as GPUs' allocators
-             ///< can make it)
+  /// Bytes that will be on the device during steps but are not yet, such as an optimizer's state.
+  int64_t later_bytes = 0;
+  /// Whether to run a step on the sample, and to plan again with less if its peak is above the budget, which a GPU's
+  /// allocator can cause.
+  bool tries = true;
 };
 
 struct PlannedStep {
   TrainingStep step;
-  Plan plan;  ///< in the terms of the graph
+  Plan plan;  ///< Its bytes are those of the graph.
   int64_t predicted_peak_bytes = 0;
-  std::optional<int64_t> tried_peak_bytes;  ///< of the step on the sample, if there was one
+  std::optional<int64_t> tried_peak_bytes;  ///< Measured peak of the step on the sample, if it was run.
 };
 
-/// No plan keeps to a budget.
+/// Thrown where no plan fits a budget.
 class BudgetTooSmall : public InvalidInput {
  public:
   BudgetTooSmall(const std::string& network, int64_t budget_bytes, int64_t smallest_bytes);
-  int64_t smallest_budget_bytes() const { return smallest_budget_bytes_; }  ///< 0: the planner does not know
+  int64_t smallest_budget_bytes() const { return smallest_budget_bytes_; }  ///< 0 if the planner does not compute it.
 
  private:
   int64_t smallest_budget_bytes_;
 };
 
-/// A step by this schedule as the simulator sees it, in bytes of the whole device: what is there before it, and the step's
-/// own, TrainingStep::beside_bytes() included from the beginning to the end.
+/// Returns the simulation of a step in bytes of the whole device: the bytes live before the step, and the step's own,
+/// with TrainingStep::beside_bytes() from the beginning to the end.
 Simulation predict(const MeasuredStep& measured, const TrainingStep& step);
 
-/// The fastest step that the planner finds whose peak, predicted and tried, is at most the budget; none: no limit. Throws
-/// BudgetTooSmall, or what make_plan() throws.
+/// Returns the fastest step that the planner finds whose peak, predicted and measured, is at most the budget; no budget
+/// means no limit. Throws BudgetTooSmall, or what make_plan() throws.
 PlannedStep plan_step(const MeasuredStep& measured, std::optional<int64_t> budget_bytes,
                       const TrainOptions& options = {});
 
-/// Runs one step on the sample and says its peak. Random numbers, buffers and gradients are as they were afterwards.
+/// Runs one step on the sample and returns its peak in bytes. Restores random numbers, buffers and gradients.
 int64_t try_step(const MeasuredStep& measured, const TrainingStep& step);
 
-/// In one call: a network, a sample batch and a number of bytes.
+/// Measures a network on a sample batch, plans it within a budget, and returns the step:
 ///
 ///     const headroom::TrainingStep step = headroom::train_within(network, batch, headroom::parse_bytes("8GiB"));
 ///     ...

@@ -1,4 +1,4 @@
-// The C++ side as the module headroom._C. Python objects are turned into plain values here and nowhere else.
+// The C++ side as the module headroom._C. Python objects are converted to plain values only in this module.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -22,8 +22,8 @@ namespace {
 
 namespace py = pybind11;
 
-/// Limits of planning while a first call waits. `auto` proves plans of small graphs by a search over all schedules, which
-/// takes seconds at its default limit and hardly ever changes the plan.
+/// Returns the limits of planning while a first call waits. `auto` proves plans of small graphs by a search over all
+/// schedules, which takes seconds at its default limit and hardly ever changes the plan.
 PlanLimits limits_of(const Planner& planner) {
   constexpr int64_t kMaxProofStates = 20'000;
   PlanLimits limits;
@@ -31,7 +31,7 @@ PlanLimits limits_of(const Planner& planner) {
   return limits;
 }
 
-/// A tensor of the program in the arguments of a call.
+/// A tensor of the program as an argument of a call.
 struct TensorReference {
   int number = -1;
   bool is_updated = false;
@@ -61,8 +61,8 @@ CallArgument to_argument(const py::handle& given, const c10::Argument& argument)
   const bool is_number =
       py::isinstance<py::float_>(given) || py::isinstance<py::int_>(given) || PyComplex_Check(given.ptr());
   if (is_number && argument.type()->kind() == c10::TypeKind::TensorType) {
-    // As Python's operators do it: a number takes part in an operation without changing its type.
-    // It is in memory that no meter counts: it is there for as long as the program, whatever the budget.
+    // As in Python's operators, a number takes part in an operation without changing its type. Its memory is not
+    // counted by any meter, because it is live as long as the program, for any budget.
     const torch::Tensor made = at::scalar_to_tensor(torch::jit::toIValue(given, c10::NumberType::get()).toScalar());
     const auto bytes = std::make_shared<std::array<char, sizeof(c10::complex<double>)>>();
     std::memcpy(bytes->data(), made.const_data_ptr(), made.nbytes());
@@ -74,8 +74,8 @@ CallArgument to_argument(const py::handle& given, const c10::Argument& argument)
   return {CallArgument::Kind::kConstant, torch::jit::toIValue(given, argument.type()), {}};
 }
 
-/// An operator's function. An exception of an operator written in Python is taken off the thread at once, since Python
-/// code that runs while the stack unwinds must not see it.
+/// Returns an operator's function. An exception of an operator written in Python is cleared from the thread at once,
+/// since Python code that runs while the stack unwinds must not see it.
 std::function<void(torch::jit::Stack&)> boxed(const c10::OperatorHandle& op) {
   return [op](torch::jit::Stack& stack) {
     try {
@@ -87,7 +87,7 @@ std::function<void(torch::jit::Stack&)> boxed(const c10::OperatorHandle& op) {
   };
 }
 
-/// Adds a note to the exception that is being handled, if it is Python's.
+/// Adds a note to the exception that is being handled, if it is Python's. Returns whether it is.
 bool annotate_python_error(const std::string& note) {
   try {
     throw;
@@ -104,8 +104,8 @@ bool annotate_python_error(const std::string& note) {
   return true;
 }
 
-/// `in_place`: name and overload of the operator that writes its result over the first argument, and takes that once more
-/// at the end if it writes where it is told; empty: none.
+/// Returns a call of an operator. `in_place` has the name and overload of the operator that writes its result over the
+/// first argument, and takes that argument once more at the end if it writes to an `out` argument; empty for none.
 OpCall make_call(const std::string& name, const std::string& overload, const py::list& arguments,
                  std::vector<int> results, bool draws, const std::pair<std::string, std::string>& in_place,
                  std::string source) {
@@ -131,7 +131,8 @@ OpCall make_call(const std::string& name, const std::string& overload, const py:
   return call;
 }
 
-/// A call into Python, for what is no operator. `arguments` are tensors; whatever else it needs, `function` has.
+/// Returns a call of a Python function, for a call that is no operator. `arguments` are tensors; `function` contains
+/// everything else that it needs.
 OpCall make_python_call(const std::string& name, const py::function& function, const std::vector<int>& arguments,
                         std::vector<int> results, bool draws, std::string source) {
   OpCall call;
@@ -157,7 +158,7 @@ OpCall make_python_call(const std::string& name, const py::function& function, c
   return call;
 }
 
-/// A frame for Python to keep.
+/// A handle with which Python keeps a frame.
 struct FrameHandle {
   std::shared_ptr<OpStep::Frame> frame;
 };
@@ -214,7 +215,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("format_bytes", &format_bytes);
   module.def("allocated_bytes",
              [](int64_t bytes, const torch::Device& device) { return allocated_bytes(bytes, device); });
-  /// Bytes of the tensors' storages, each counted once. Not by their Python objects, which would then hold the storages.
+  /// Returns the bytes of the tensors' storages, each counted once. It uses no Python objects of storages, which would
+  /// then hold the storages.
   module.def("storage_bytes", [](const std::vector<std::optional<at::Tensor>>& tensors) {
     int64_t bytes = 0;
     std::unordered_set<const c10::StorageImpl*> seen;
@@ -265,7 +267,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<Schedule>(module, "Schedule")
       .def("steps",
            [](const Schedule& schedule) {
-             std::vector<std::pair<int, int>> steps;  // an op, or -1; a value dropped or overwritten, or -1
+             // Pairs of an op, or -1, and a value dropped or overwritten, or -1.
+             std::vector<std::pair<int, int>> steps;
              for (const Step& step : schedule.steps)
                steps.emplace_back(step.is_run() ? static_cast<int>(step.op()) : -1, static_cast<int>(step.value()));
              return steps;
@@ -281,7 +284,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_property_readonly("peak_step", [](const Simulation& simulation) {
         return simulation.peak_step ? static_cast<int64_t>(*simulation.peak_step) : -1;
       });
-  /// Throws where the schedule is invalid for the graph: its numbers would be those of its first steps.
+  /// Throws where the schedule is invalid for the graph, because the numbers would be those of its first steps only.
   module.def(
       "simulate",
       [](const Graph& graph, const Schedule& schedule) {
@@ -342,7 +345,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         input.status = std::string(name_of(plan.result.status));
         input.modules = std::move(modules);
         input.sources = std::move(sources);
-        make_report_page("");  // Where there is no page, that is known before planning.
+        make_report_page("");  // A missing page is reported before planning.
         input.fronts = make_report_fronts(problem, limits_of(default_planner()));
         return make_report_page(write_report_data(input));
       },

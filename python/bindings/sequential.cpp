@@ -11,7 +11,7 @@ namespace {
 
 namespace py = pybind11;
 
-/// One stage: its name, a function from a tensor to a tensor, the parameters that it trains, and its buffers.
+/// A stage: its name, a function from a tensor to a tensor, the parameters that it trains, and its buffers.
 using PythonStage = std::tuple<std::string, py::function, Tensors, Tensors>;
 
 /// Adds a note to the Python exception that is being handled, if it is one.
@@ -27,12 +27,12 @@ void add_note(const std::string& note) {
   } catch (py::error_already_set& error) {
     error.value().attr("add_note")(note);
   } catch (const std::exception&) {
-    // Exceptions of C++ get their context where they are caught.
+    // C++ exceptions get their context where they are caught.
   }
 }
 
-/// Calls a stage. Python's exceptions pass through as they are, except for PyTorch's out-of-memory error, which is C++'s
-/// one: measuring handles it.
+/// Calls a stage. Python's exceptions pass through unchanged, except for PyTorch's out-of-memory error, which becomes
+/// C++'s, because measuring handles that.
 at::Tensor call_stage(const py::function& stage, const at::Tensor& input) {
   const py::gil_scoped_acquire gil;
   try {
@@ -62,8 +62,8 @@ Network make_network(const std::string& name, const std::vector<PythonStage>& st
   return network;
 }
 
-/// Runs a function without the GIL. Exceptions of PyTorch and Python get their own Python types; others are left to
-/// pybind11.
+/// Runs a function without the GIL. Exceptions of PyTorch and Python become their own Python types; pybind11 converts
+/// the others.
 template <typename Function>
 auto without_gil(Function function) {
   try {
@@ -89,7 +89,7 @@ class KeptMemory {
   std::unique_ptr<OperatorWatch> watch_;
 };
 
-/// Stages with their costs.
+/// The stages of a network with their costs.
 struct MeasuredStages {
   std::shared_ptr<MeasuredStep> measured;
   int64_t store_all_peak_bytes = 0;
@@ -115,7 +115,7 @@ void bind_sequential(py::module_& module) {
       .def_property_readonly("problem", [](const MeasuredStages& stages) { return stages.measured->problem; })
       .def_property_readonly(
           "graph", [](const MeasuredStages& stages) { return std::make_shared<Graph>(stages.measured->step.graph); })
-      /// The plan, or the smallest budget if nothing fits; 0 bytes: the planner does not know.
+      /// Returns the plan, or the smallest budget if no plan fits; 0 bytes if the planner does not compute it.
       .def("plan",
            [](const MeasuredStages& stages, std::optional<int64_t> budget_bytes, const std::string& planner,
               int64_t later_bytes, bool tries) -> std::variant<PlannedStages, int64_t> {
@@ -131,7 +131,7 @@ void bind_sequential(py::module_& module) {
                }
              });
            })
-      /// Lets go of the sample; plans are not tried any more from then on.
+      /// Frees the sample; later plans are not run on it.
       .def("forget_sample", [](const MeasuredStages& stages) { stages.measured->sample.clear(); });
 
   module.def("measure_stages",

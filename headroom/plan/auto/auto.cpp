@@ -18,23 +18,29 @@
 namespace headroom {
 namespace {
 
-constexpr int64_t kFewStates = 10'000;
-constexpr int64_t kFewOps = 200;  ///< up to here `lower-sets` takes little time
-constexpr int64_t kFewOpsAtHighEffort = 2'000;
-constexpr int64_t kManyOps = 1'000;    ///< from here on equal blocks are planned together
-constexpr int32_t kManyBlocks = 32;    ///< if there are so many
-constexpr int32_t kFoldedBlocks = 12;  ///< by planning so many
-constexpr int kMixedPercent = 25;
-constexpr int64_t kChainWork = 100'000'000;  ///< to follow a table of `chain`, divided among decisions
+/// Maximum number of states of the first exact search, before the search for plans.
+constexpr int64_t kMaxFirstStates = 10'000;
+/// Largest number of ops for which all plans of `lower-sets` are starts, which takes little time up to there.
+constexpr int64_t kMaxLowerSetOps = 200;
+/// The same limit at high effort.
+constexpr int64_t kMaxLowerSetOpsAtHighEffort = 2'000;
+constexpr int64_t kMinFoldedGraphOps = 1'000;  ///< Number of ops from which equal blocks are planned together.
+constexpr int32_t kMinEqualBlocks = 32;        ///< Number of equal blocks from which they are planned together.
+constexpr int32_t kFoldedBlocks = 12;          ///< Number of equal blocks that stay in the folded graph.
+/// Percent of blocks by which successive mixtures of two plans differ.
+constexpr int kMixturePercent = 25;
+/// Work to follow a table of `chain`, in decisions; divided by length^2 it limits the number of plans.
+constexpr int64_t kChainWork = 100'000'000;
 
-/// States of the searches over all schedules for the least time, after the search for plans.
+/// Returns the maximum number of states of the exact searches for the least time that follow the search for plans.
 int64_t max_time_states(const Graph& graph, const PlanLimits& limits) {
   const auto values = std::ranges::count_if(graph.values(), [](const Value& value) { return !value.resident; });
   const bool is_large = values > AutoLimits::kMostValuesInFull && limits.effort != Effort::kHigh;
   return is_large ? std::min(limits.max_states, AutoLimits::kMostStatesIfLarger) : limits.max_states;
 }
 
-/// About as fine as `chain` at any budget, in a time that stays small.
+/// Returns the number of slots for a table of `chain` that is about as fine as `chain` at any budget, but takes a
+/// limited time.
 int64_t slots_for(int length) {
   constexpr double kWork = 4e9;
   const double cube = static_cast<double>(length) * length * length;
@@ -48,21 +54,22 @@ std::vector<int32_t> runs_of(const Schedule& schedule) {
   return runs;
 }
 
-/// The plans of a graph with fewer of its equal blocks, and mixtures of neighbours, as runs of the whole graph.
+/// Returns the plans of the folded graph, and mixtures of neighbouring ones, as runs of the whole graph.
 std::vector<std::vector<int32_t>> unfolded_plans(const Folding& folding, PlanLimits limits) {
   const Problem few(folding.graph);
-  // Few blocks take little time: low effort has all that normal effort has.
+  // The folded graph takes little time, so low effort searches it at normal effort too.
   limits.effort = Effort::kNormal;
   const Front front = search_front(few, FlatGraph(few.graph), limits);
   std::vector<std::vector<int32_t>> plans;
   for (size_t i = 0; i + 1 < front.size(); ++i)
-    for (int percent = 100; percent > 0; percent -= kMixedPercent)
+    for (int percent = 100; percent > 0; percent -= kMixturePercent)
       plans.push_back(unfold(folding, front[i].runs, front[i + 1].runs, percent));
   plans.push_back(unfold(folding, front.back().runs, front.back().runs, 100));
   return plans;
 }
 
-/// `chain`'s plans: of tables for plain training's peak and for less, which are finer.
+/// Returns plans of `chain` from two tables: one up to store-all's peak, and one up to a third of it, whose slots are
+/// smaller.
 std::vector<Schedule> chain_plans(const Problem& problem, const PlanLimits& limits) {
   std::vector<Schedule> plans;
   if (!problem.chain) return plans;
@@ -83,7 +90,7 @@ std::vector<Schedule> chain_plans(const Problem& problem, const PlanLimits& limi
   return plans;
 }
 
-/// The plans of `division-tree` (on a chain that is peak-cubic's objective) and `peak-linear`, where they apply.
+/// Returns the plans of `peak-cubic` and `peak-linear` on a chain, else that of `division-tree`, where they apply.
 std::vector<Schedule> least_peak_plans(const Problem& problem, const PlanLimits& limits) {
   const PlanRequest request{std::nullopt, limits};
   std::vector<Schedule> plans;
@@ -93,7 +100,7 @@ std::vector<Schedule> least_peak_plans(const Problem& problem, const PlanLimits&
       HEADROOM_ASSERT(result.schedule && !simulate(problem.graph, *result.schedule).error);
       plans.push_back(std::move(*result.schedule));
     } catch (const NotApplicable&) {
-      // The other starts do.
+      // This planner does not take the problem; the search has other starts.
     } catch (const TooLarge&) {
       // The sums of this plan do not fit int64.
     }
@@ -119,10 +126,10 @@ std::vector<Front> search_fronts(const Problem& problem, const FlatGraph& flat, 
     fronts = search_fronts(problem, flat, normal);
     for (const JudgedRuns& plan : fronts.back()) starts.plans.push_back(plan.runs);
   }
-  const bool may_fold = !is_high && std::ssize(problem.graph.ops()) >= kManyOps;
-  const std::optional<Folding> folding = may_fold ? fold(problem.graph, kFoldedBlocks, kManyBlocks) : std::nullopt;
+  const bool may_fold = !is_high && std::ssize(problem.graph.ops()) >= kMinFoldedGraphOps;
+  const std::optional<Folding> folding = may_fold ? fold(problem.graph, kFoldedBlocks, kMinEqualBlocks) : std::nullopt;
   std::vector<Schedule> plans = chain_plans(problem, limits);
-  const bool has_few = std::ssize(problem.graph.ops()) <= (is_high ? kFewOpsAtHighEffort : kFewOps);
+  const bool has_few = std::ssize(problem.graph.ops()) <= (is_high ? kMaxLowerSetOpsAtHighEffort : kMaxLowerSetOps);
   try {
     std::vector<Schedule> found =
         has_few ? lower_set_plans(problem.graph, limits) : coarse_lower_set_plans(problem.graph);
@@ -132,9 +139,9 @@ std::vector<Front> search_fronts(const Problem& problem, const FlatGraph& flat, 
       std::ranges::transform(found, std::back_inserter(starts.coarse), runs_of);
     }
   } catch (const NotApplicable&) {
-    // The other starts do.
+    // `lower-sets` does not take the graph; the search has other starts.
   } catch (const TooLarge&) {
-    // So they do here.
+    // The sums of these plans do not fit int64; the search has other starts.
   }
   std::ranges::move(least_peak_plans(problem, limits), std::back_inserter(plans));
   if (folding) starts.plans = unfolded_plans(*folding, limits);
@@ -156,16 +163,16 @@ JudgedRuns judge(const FlatGraph& flat, const Schedule& schedule) {
   return {timeline.runs(), timeline.peak_bytes(), timeline.time_ns()};
 }
 
-/// The plan of a front for a budget; the end where there is none.
+/// Returns the plan of a front for a budget, or the front's end where there is none.
 Front::const_iterator find_within(const Front& front, int64_t budget_bytes) {
   const auto above =
       std::ranges::partition_point(front, [&](const JudgedRuns& plan) { return plan.peak_bytes <= budget_bytes; });
   return above == front.begin() ? front.end() : std::prev(above);
 }
 
-/// Makes plans of a front optimal by a search over all schedules: first the smallest peak, then the time of one budget
-/// after the other, from the largest down. Each has a limit of states; the search for one budget may take half of what is
-/// left, so that smaller budgets, which have fewer schedules, have their turn too.
+/// Makes plans of a front optimal by a search over all schedules: first for the smallest peak, then for the time at one
+/// budget after the other, from the largest down. Both have a limit of states. The search for one budget may take half
+/// of the states that are left, so that smaller budgets, which have fewer schedules, are searched too.
 void make_exact(const FlatGraph& flat, int64_t max_peak_states, int64_t max_time_states, AutoFront& front) {
   constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
   ExhaustiveSearch exhaustive(flat.graph);
@@ -216,9 +223,9 @@ AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const P
     front = make_auto_front(problem, flat, normal);
     if (!front.limit_reached) return front;
   } else if (is_small) {
-    // The smallest need no search for plans.
+    // The smallest graphs are proved by the exact search alone.
     front.plans.push_back(judge(flat, store_all(problem.graph)));
-    const int64_t max_states = std::min(limits.max_states, kFewStates);
+    const int64_t max_states = std::min(limits.max_states, kMaxFirstStates);
     make_exact(flat, max_states, max_states, front);
     if (!front.limit_reached) return front;
   }
@@ -226,7 +233,8 @@ AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const P
   front.lower = search_fronts(problem, flat, limits);
   front.targets = level_targets(problem.base_peak_bytes, 0);
   front.plans = front.lower.back();
-  // What is between plans of the search counts beside those of `exhaustive` too.
+  // On small graphs the search's own front stays in `lower`, so that plans between its plans are used beside those of
+  // `exhaustive`.
   if (!is_small) front.lower.pop_back();
   std::ranges::copy(exact_plans, std::back_inserter(front.plans));
   front.plans = undominated(std::move(front.plans));
@@ -258,7 +266,7 @@ bool AutoFront::is_proved(int64_t budget_bytes) const {
 
 namespace {
 
-/// Whether two fronts have the same plans on both sides of a budget, and so the same plan for it.
+/// Returns whether two fronts have the same plans on both sides of a budget, and therefore the same plan for it.
 bool are_same_around(const Front& one, const Front& other, int64_t budget_bytes) {
   const auto is_same = [](const JudgedRuns& a, const JudgedRuns& b) { return a.runs == b.runs; };
   const auto below = find_within(one, budget_bytes);

@@ -13,22 +13,22 @@ Front undominated(std::vector<JudgedRuns> plans) {
 
 namespace {
 
-constexpr int kMostMiddles = 30;    ///< Plans made on the way to one budget.
-constexpr int64_t kFewReruns = 16;  ///< Reruns up to which a plan in the middle is perturbed.
-constexpr int kMiddleTries = 24;    ///< Perturbations of a plan in the middle.
+constexpr int kMaxBisectionSteps = 30;          ///< Maximum number of bisection steps on the way to one budget.
+constexpr int64_t kMaxPerturbedReruns = 16;     ///< Maximum number of reruns of a plan that is perturbed.
+constexpr int kPerturbationsPerBisection = 24;  ///< Number of attempts to perturb a plan at one bisection step.
 
 /// Makes plans between two neighbours of a front by bisection.
 class Bisection {
  public:
   Bisection(const FlatGraph& flat, const Front& front, const JudgedRuns& lowest)
-      : search_(flat), few_runs_(std::ssize(front.back().runs) + kFewReruns), least_bytes_(lowest.peak_bytes) {}
+      : search_(flat), few_runs_(std::ssize(front.back().runs) + kMaxPerturbedReruns), min_bytes_(lowest.peak_bytes) {}
 
   /// Adds to `found` a plan for each of some ascending budgets, which are at least lower's peak and below upper's.
   /// `lower` is the plan for all budgets from its peak to `least_bytes`.
   void find(const JudgedRuns& lower, int64_t least_bytes, const JudgedRuns& upper, int depth,
             std::span<const int64_t> budgets, std::vector<JudgedRuns>& found) {
     const int64_t target_bytes = least_bytes + (upper.peak_bytes - least_bytes) / 2;
-    const bool is_end = depth == kMostMiddles || target_bytes <= least_bytes;
+    const bool is_end = depth == kMaxBisectionSteps || target_bytes <= least_bytes;
     const auto has_plan = [&](int64_t budget_bytes) { return is_end || budget_bytes <= lower.peak_bytes; };
     const auto open = std::ranges::find_if_not(budgets, has_plan);
     found.insert(found.end(), static_cast<size_t>(open - budgets.begin()), lower);
@@ -46,24 +46,25 @@ class Bisection {
   }
 
  private:
-  /// The better of `lower`, without what need not run again within a target, and `upper` brought down to it; one that is
-  /// faster than `upper` is not taken. The least budget that one is found for counts as its peak.
+  /// Returns a plan for a target: the better of `lower`, pruned at the target, and a descent from `upper`. A plan that
+  /// is faster than `upper` is not taken. Its peak is at least min_bytes_, the peak of the front's plan, even where
+  /// it needs less.
   JudgedRuns make_middle(const JudgedRuns& lower, int64_t target_bytes, const JudgedRuns& upper) {
     JudgedRuns middle = lower;
     const auto keep_better = [&] {
       search_.prune(target_bytes);
       JudgedRuns found = search_.judged();
-      found.peak_bytes = std::max(found.peak_bytes, least_bytes_);
+      found.peak_bytes = std::max(found.peak_bytes, min_bytes_);
       if (is_better(found, middle) && found.time_ns >= upper.time_ns) middle = std::move(found);
     };
     search_.assign(lower.runs);
     keep_better();
     search_.assign(upper.runs);
     if (search_.descend(target_bytes, {.most_ns = slightly_more(middle.time_ns)})) keep_better();
-    // Few reruns: which ones makes much of a difference, and tries are quick.
+    // With few reruns, the choice of each one matters much, and tries are quick.
     const bool has_few = std::ssize(middle.runs) <= few_runs_;
     search_.seed(static_cast<uint64_t>(target_bytes));
-    for (int k = 0; has_few && k < kMiddleTries; ++k) {
+    for (int k = 0; has_few && k < kPerturbationsPerBisection; ++k) {
       search_.assign(middle.runs);
       search_.remember();
       if (!search_.ruin(1 + static_cast<int>(search_.random(RandomChanges::kMostRuined)))) break;
@@ -77,7 +78,7 @@ class Bisection {
 
   RunSearch search_;
   int64_t few_runs_;
-  int64_t least_bytes_;
+  int64_t min_bytes_;
 };
 
 }  // namespace

@@ -9,18 +9,19 @@
 
 namespace headroom {
 
-/// Plans of which none beats another: smallest peak first, faster and faster.
+/// Plans of which none dominates another: the peak ascends, and the time strictly descends.
 using Front = std::vector<JudgedRuns>;
 
-/// Those of some plans that no other beats.
+/// Returns the Pareto front of some plans for peak and time.
 Front undominated(std::vector<JudgedRuns> plans);
 
-/// The plan of a front for a budget; none where its first takes more.
+/// Returns the plan of a front for a budget, or none where the budget is below the front's smallest peak.
 ///
-/// Between two neighbours of the front there are more plans: one for the budget in the middle, made from both, then one
-/// in the middle of each half, and so on. Only those on the way to `budget_bytes`, and to the `targets` between the same
-/// neighbours, are made, and the fastest of these within the budget is returned: it is no slower than the plan for any
-/// smaller target. One that is faster than the next above is not taken, so that more memory is never slower.
+/// Between two neighbours of the front, more plans are made by bisection: one for the budget in the middle, made from
+/// both neighbours, then one in the middle of each half, and so on. Only the plans on the way to `budget_bytes`, and to
+/// the `targets` between the same neighbours, are made. The fastest of them within the budget is returned, so it is no
+/// slower than the plan for any smaller target. A plan that is faster than the next larger one is not taken, so that
+/// more memory is never slower.
 std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes,
                                       std::span<const int64_t> targets = {});
 

@@ -11,11 +11,12 @@ namespace headroom {
 namespace {
 
 constexpr ValueId kNone{-1};
-constexpr int32_t kMostLength = 2'000;  ///< of blocks, so that very long graphs are searched quickly
+/// Maximum number of ops in a block, which bounds the time to search a long graph.
+constexpr int32_t kMaxBlockLength = 2'000;
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
-/// What an op is, without what it reads.
+/// Returns all that must be equal in two equal ops, except the sources of their inputs.
 std::vector<int64_t> label_of(const Graph& graph, const Op& op) {
   std::vector<int64_t> label = {op.time_ns,
                                 op.workspace_bytes,
@@ -36,11 +37,12 @@ struct Repeat {
   int32_t count = 0;
 };
 
-/// Of all pieces that come at least `least` times in a row the one that is the most ops so; of such the shortest.
+/// Returns the sequence of labels that repeats at least `least` times in a row and covers the most ops; the shortest of
+/// several such sequences.
 Repeat find_repeat(std::span<const size_t> labels, int32_t least) {
   const auto size = static_cast<int32_t>(labels.size());
   Repeat best;
-  for (int32_t length = 1; length <= std::min(size / least, kMostLength); ++length) {
+  for (int32_t length = 1; length <= std::min(size / least, kMaxBlockLength); ++length) {
     int32_t same = 0;
     for (int32_t i = 0; i + length <= size; ++i) {
       if (i + length < size && labels[at(i)] == labels[at(i + length)]) {
@@ -66,7 +68,7 @@ Source source_of(const Graph& graph, ValueId id) {
   return {op, static_cast<size_t>(std::ranges::find(outputs, id) - outputs.begin())};
 }
 
-/// Adds what an op reads and has held, as seen from its block.
+/// Adds to `seen` the sources of what an op reads and of what its outputs hold, relative to the op's block.
 void add_reads(const Graph& graph, const Blocks& blocks, size_t op, std::vector<int64_t>& seen) {
   const auto add = [&](std::span<const ValueId> ids) {
     seen.push_back(std::ssize(ids));
@@ -94,8 +96,9 @@ bool has_alternatives(const Graph& graph) {
   return false;
 }
 
-/// What an op of the folded graph has instead of a value: of the block that is as far away there. None where only an
-/// op in no block reads what is left out.
+/// Returns the value that an op of the folded graph reads or holds instead of `id`: that of the block at the same
+/// distance in the folded graph. Returns kNone where an op in no block reads a block that is left out, or where there
+/// is no such block.
 ValueId read_instead(const Graph& graph, const Blocks& blocks, const Gap& gap, ValueId id,
                      const Blocks::Place& reader) {
   if (graph.value(id).resident) return id;
@@ -142,7 +145,7 @@ GraphSpec folded_spec(const Graph& graph, const Blocks& blocks, const Gap& gap, 
   return spec;
 }
 
-/// By the op of the whole graph before which the folded one has them; the last: at the end.
+/// Reruns by the op of the whole graph before whose first run they are; the last entry has those at the end.
 using Reruns = std::vector<std::vector<int32_t>>;
 
 Reruns reruns_of(const Folding& folding, const std::vector<int32_t>& runs) {
@@ -213,7 +216,8 @@ std::optional<Folding> fold(const Graph& graph, int32_t most, int32_t least) {
     Graph folded(folded_spec(graph, *blocks, gap, op_of));
     return Folding{std::move(folded), std::move(op_of), std::move(*blocks), gap};
   } catch (const InvalidInput&) {
-    return std::nullopt;  // blocks whose ends do not fit together
+    // The blocks left on both sides of the gap do not fit together.
+    return std::nullopt;
   }
 }
 

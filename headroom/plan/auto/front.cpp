@@ -16,37 +16,53 @@
 namespace headroom {
 namespace {
 
-constexpr int kLevels = 40;                   ///< down from plain training's peak, evenly
-constexpr int kBetween = 3;                   ///< targets between two levels of short graphs
-constexpr int32_t kCarefulRunsPerMove = 100;  ///< in polish, and near the smallest budget
-constexpr int kHalvings = 5;                  ///< below the last level that has a plan
-/// Runs of plain training: from here on there are half as many levels, and from there on fewer starts for each.
-constexpr int64_t kManyRuns = 200;
-constexpr int64_t kFewRuns = 40;     ///< up to here every plan of the front is a level of its own in the end
-constexpr int kPasses = 12;          ///< of that
-constexpr int kMostIdle = 3;         ///< of them in a row that find nothing
-constexpr int64_t kTriedRuns = 300;  ///< up to here what does not come by itself is tried at random, and more rounds
-constexpr int64_t kVeryManyRuns = 1000;
-constexpr int64_t kStartWork = 700'000;    ///< of one start, divided among its runs
-constexpr int64_t kPolishWork = 800'000;   ///< of all levels at normal effort, divided among the runs
-constexpr int kMostAttempts = 40;          ///< at a level that does not come by itself
-constexpr int64_t kLowestPart = 50;        ///< a level is so small a part above the smallest peak
-constexpr int64_t kLowestShare = 6;        ///< which has a work of its own, so small a part of that of all others
-constexpr int kLowestRounds = 2;           ///< in so many rounds
-constexpr int64_t kClose = 10000;          ///< a part of the time that is not worth more work
-constexpr int64_t kCloseIfPolished = 100;  ///< the same for starts that had their work elsewhere
-constexpr int64_t kSlowest = 8;            ///< times plain training, for starts
+constexpr int kLevels = 40;               ///< Number of evenly spaced levels up to store-all's peak.
+constexpr int kTargetsBetweenLevels = 3;  ///< Number of targets between two levels of a short graph.
+/// DescentOptions::runs_per_move for polish and near the smallest budget.
+constexpr int32_t kCarefulRunsPerMove = 100;
+constexpr int kBisectionSteps = 5;  ///< Number of bisection steps below the last level that has a plan.
+/// Largest number of runs in the base order of a *short* graph. Longer graphs have half as many levels and fewer starts
+/// for each level.
+constexpr int64_t kMaxShortRuns = 200;
+/// Largest number of runs in the base order of a *tiny* graph, where every plan of the front finally becomes a level of
+/// its own.
+constexpr int64_t kMaxTinyRuns = 40;
+constexpr int kRefinementPasses = 12;  ///< Maximum number of refinement passes over the front of a tiny graph.
+/// Number of refinement passes in a row without a faster plan after which refinement ends.
+constexpr int kMaxIdlePasses = 3;
+/// Largest number of runs for which a level without a plan is tried from random starts, and for which polish takes the
+/// full number of rounds.
+constexpr int64_t kMaxRunsForRandomStarts = 300;
+/// Number of runs above which a graph is *long*: fewer starts are tried for its levels, and polish does less work per
+/// run.
+constexpr int64_t kMaxMediumRuns = 1000;
+/// Work of the descent from one start, divided by the number of runs to give DescentOptions::most_work.
+constexpr int64_t kWorkPerStart = 700'000;
+/// Work of polish at normal effort, divided by the number of runs to give the work per run.
+constexpr int64_t kPolishWork = 800'000;
+constexpr int kMaxRandomStarts = 40;  ///< Maximum number of random starts at a level that no other start reaches.
+/// The lowest level lies this fraction (1/50) of the smallest peak above that peak.
+constexpr int64_t kLowestLevelGapFraction = 50;
+/// The lowest level has work of its own, this fraction (1/6) of the work per run times the number of runs.
+constexpr int64_t kLowestLevelWorkFraction = 6;
+constexpr int kLowestLevelRounds = 2;  ///< Number of rounds into which the lowest level's work is divided.
+/// A plan that is within this fraction (1/10,000) of the bound is not polished further.
+constexpr int64_t kCloseFraction = 10000;
+/// The same fraction for starts that were already polished as plans of a smaller graph.
+constexpr int64_t kPolishedCloseFraction = 100;
+constexpr int64_t kMaxStartSlowdown = 8;  ///< A start may take at most this many times the time of the base order.
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 struct Level {
   int64_t target_bytes;
-  int64_t bound_ns;  ///< no plan is faster
-  /// The best, and for the first rounds another that came about otherwise: the better start is not always the one that
-  /// can be improved further.
+  int64_t bound_ns;  ///< Lower bound on the time of every plan within target_bytes, in nanoseconds.
+  /// The best plan first, and in the first rounds a second plan from another start, because the better start is not
+  /// always the one that polish improves further.
   std::vector<JudgedRuns> plans;
-  bool is_new = true;      ///< since the round before last: worth trying at the neighbours
-  bool is_faster = false;  ///< than before the last round
+  /// Whether the last round changed the best plan; only new plans are tried at the neighbouring levels.
+  bool is_new = true;
+  bool is_faster = false;  ///< Whether the last round made the best plan faster.
   const JudgedRuns& best() const { return plans.front(); }
 };
 
@@ -60,13 +76,13 @@ class FrontBuilder {
   std::vector<Front> build(const SearchStarts& starts) {
     are_polished_ = starts.are_polished;
     search_.assign(base_);
-    plain_ = search_.judged();
+    store_all_ = search_.judged();
     if (std::vector<int32_t> faster = faster_base(flat_, base_); !faster.empty()) {
-      starts_.push_back(std::exchange(plain_, {}));
+      starts_.push_back(std::exchange(store_all_, {}));
       base_ = std::move(faster);
       search_.assign(base_);
-      plain_ = search_.judged();
-      starts_.push_back(plain_);
+      store_all_ = search_.judged();
+      starts_.push_back(store_all_);
     }
     for (const std::vector<int32_t>& runs : starts.plans) {
       search_.assign(runs);
@@ -78,13 +94,17 @@ class FrontBuilder {
     }
     if (are_polished_) keep_polished();
     make_levels();
-    // With half as many levels what one finds takes longer to get around.
-    const int rounds = are_polished_ ? 0 : is_short() || is_long() ? 4 : std::ssize(base_) > kTriedRuns ? 3 : 8;
+    // Graphs of up to kMaxRunsForRandomStarts runs that have half as many levels get more rounds: a better plan takes
+    // longer to reach all of them.
+    const int rounds = are_polished_                                 ? 0
+                       : is_short() || is_long()                     ? 4
+                       : std::ssize(base_) > kMaxRunsForRandomStarts ? 3
+                                                                     : 8;
     std::vector<Front> fronts;
     for (int round = 0; round < rounds; ++round) {
       improve_all(round, work_of_round(rounds));
       if (round > 0 || limits_.effort == Effort::kHigh) continue;
-      // What low effort has.
+      // The plans so far are the front of low effort.
       fronts.push_back(front(false));
       if (limits_.effort == Effort::kLow) return fronts;
     }
@@ -98,7 +118,7 @@ class FrontBuilder {
   }
 
  private:
-  /// Of the starts only those that no other beats, without what they do not need for their peaks.
+  /// Keeps only the undominated starts, and prunes each of them at its own peak.
   void keep_polished() {
     starts_ = undominated(std::move(starts_));
     for (JudgedRuns& start : starts_) {
@@ -108,7 +128,8 @@ class FrontBuilder {
     }
   }
 
-  /// What a level costs to improve, in all: about as much as it took to find.
+  /// Returns the work for one level in one round. All rounds and levels together get the work per run times the number
+  /// of runs, about as much as finding the levels took.
   int64_t work_of_round(int rounds) const {
     return work_per_run() * std::ssize(base_) / (rounds * std::max<int64_t>(1, std::ssize(levels_)));
   }
@@ -118,26 +139,27 @@ class FrontBuilder {
     return is_long() ? 3'000 : std::clamp<int64_t>(kPolishWork / std::max<int64_t>(std::ssize(base_), 1), 2'000, 8'000);
   }
 
-  /// For a level that does not come by itself.
+  /// Returns the work for random starts at a level that no other start reaches.
   int64_t start_work() const { return std::max<int64_t>(work_per_run() / 100 * std::ssize(base_), 8 * work_per_run()); }
 
-  bool is_tiny() const { return std::ssize(base_) <= kFewRuns; }
-  bool is_short() const { return std::ssize(base_) <= kManyRuns; }
-  bool is_long() const { return std::ssize(base_) > kVeryManyRuns; }
+  bool is_tiny() const { return std::ssize(base_) <= kMaxTinyRuns; }
+  bool is_short() const { return std::ssize(base_) <= kMaxShortRuns; }
+  bool is_long() const { return std::ssize(base_) > kMaxMediumRuns; }
 
-  int64_t most_start_ns() const {
-    const int64_t most_ns = std::numeric_limits<int64_t>::max() / kSlowest;
-    if (is_short() || levels_.empty()) return plain_.time_ns > most_ns ? plain_.time_ns : kSlowest * plain_.time_ns;
-    // What takes much more than the level above comes to nothing, at a high price.
+  int64_t max_start_ns() const {
+    const int64_t most_ns = std::numeric_limits<int64_t>::max() / kMaxStartSlowdown;
+    if (is_short() || levels_.empty())
+      return store_all_.time_ns > most_ns ? store_all_.time_ns : kMaxStartSlowdown * store_all_.time_ns;
+    // A start that is much slower than the level above rarely ends in a good plan and costs much work.
     const int64_t above_ns = levels_.back().best().time_ns;
     return above_ns > most_ns ? above_ns : above_ns / 2 * 3;
   }
 
-  /// Brings runs down to a target; keeps the result in `best` if that is better.
+  /// Descends from `runs` to a target, and stores the result in `best` if it is better.
   void try_start(const std::vector<int32_t>& runs, int64_t target_bytes, std::optional<JudgedRuns>& best,
                  DescentOptions options) {
-    options.most_ns = best ? best->time_ns : most_start_ns();
-    options.most_work = std::clamp<int64_t>(kStartWork / std::max<int64_t>(std::ssize(base_), 1), 1'500, 4'000);
+    options.most_ns = best ? best->time_ns : max_start_ns();
+    options.most_work = std::clamp<int64_t>(kWorkPerStart / std::max<int64_t>(std::ssize(base_), 1), 1'500, 4'000);
     options.runs_per_move = runs_per_move_;
     search_.assign(runs);
     if (!search_.descend(target_bytes, options)) return;
@@ -146,7 +168,8 @@ class FrontBuilder {
     if (!best || is_better(found, *best)) best = std::move(found);
   }
 
-  /// Plans within a target, the best first: from the cut, and from plain training or the level above.
+  /// Returns up to two plans within a target, the better one first: one from the given starts and the cut, and one from
+  /// store-all or the level above.
   std::vector<JudgedRuns> find_starts(int64_t target_bytes, const MemoryBound& bound) {
     std::optional<JudgedRuns> cut;
     for (const JudgedRuns& start : starts_)
@@ -168,15 +191,17 @@ class FrontBuilder {
       if (is_short() || !cut) try_start(base_, target_bytes, best, {16});
       descend_from_above();
     } else {
-      // What plain training does not come down to costs the most: once is enough to see it.
-      if (!plain_fails_) try_start(base_, target_bytes, best, {6});
-      plain_fails_ = plain_fails_ || !best;
+      // A failed descent from store-all is the most expensive start; do not retry it for smaller budgets.
+      if (!store_all_fails_) try_start(base_, target_bytes, best, {6});
+      store_all_fails_ = store_all_fails_ || !best;
       descend_from_above();
       if (!best && !cut) try_start(base_, target_bytes, best, {16});
     }
-    // Other choices at random, from above and from plain training by turns, until one gets there.
+    // Descend with random choices, alternately from the level above and from store-all, until one plan reaches the
+    // target.
     const int64_t end = search_.work() + start_work();
-    for (int i = 0; std::ssize(base_) <= kTriedRuns && !best && !cut && i < kMostAttempts && search_.work() < end;
+    for (int i = 0;
+         std::ssize(base_) <= kMaxRunsForRandomStarts && !best && !cut && i < kMaxRandomStarts && search_.work() < end;
          ++i) {
       const bool from_above = i % 2 == 1 && !levels_.empty();
       const size_t most_insertions = RandomChanges::kMostInsertions[RandomChanges::kMostInsertions.size() - 1 -
@@ -191,7 +216,7 @@ class FrontBuilder {
     return plans;
   }
 
-  /// The best of the coarse starts that fit a target, without what it does not need.
+  /// Returns the best coarse start within a target, pruned, or none.
   std::optional<JudgedRuns> find_coarse(int64_t target_bytes) {
     std::optional<JudgedRuns> best;
     for (const JudgedRuns& plan : coarse_)
@@ -206,7 +231,8 @@ class FrontBuilder {
     const MemoryBound bound = bounds_.within(target_bytes, is_short() ? 3 : 1);
     if (!bound.is_feasible) return false;
     std::vector<JudgedRuns> plans = find_starts(target_bytes, bound);
-    // The levels below start from this one, and from a coarse start they end slower unless it is clearly faster.
+    // A coarse start must be clearly faster to be taken: the levels below start from this one, and descents from a
+    // coarse start end slower.
     if (std::optional<JudgedRuns> plan = find_coarse(target_bytes);
         plan && (plans.empty() || slightly_more(plan->time_ns) < plans[0].time_ns))
       plans.insert(plans.begin(), std::move(*plan));
@@ -217,7 +243,7 @@ class FrontBuilder {
 
   void make_levels() {
     const int64_t least_bytes = peak_lower_bound_bytes(flat_);
-    const int64_t most_bytes = plain_.peak_bytes;
+    const int64_t most_bytes = store_all_.peak_bytes;
     int64_t failed_bytes = least_bytes - 1;
     bool is_odd = false;
     for (const int64_t target_bytes :
@@ -229,8 +255,8 @@ class FrontBuilder {
       break;
     }
     runs_per_move_ = kCarefulRunsPerMove;
-    // Then as low as it goes.
-    for (int i = 0; i < kHalvings; ++i) {
+    // Bisect between the last level that has a plan and the largest target without one.
+    for (int i = 0; i < kBisectionSteps; ++i) {
       const int64_t reached_bytes = levels_.empty() ? most_bytes : levels_.back().best().peak_bytes;
       const bool is_open = failed_bytes < least_bytes;
       const int64_t target_bytes = is_open ? least_bytes : failed_bytes + (reached_bytes - failed_bytes) / 2;
@@ -239,13 +265,14 @@ class FrontBuilder {
     }
   }
 
-  /// So close to the bound that more work is better spent elsewhere.
+  /// Returns whether a plan is so close to the bound that work is better spent on other levels.
   bool is_close(const JudgedRuns& plan, int64_t bound_ns) const {
-    const int64_t part = are_polished_ ? kCloseIfPolished : kClose;
+    const int64_t part = are_polished_ ? kPolishedCloseFraction : kCloseFraction;
     return plan.time_ns - bound_ns <= (limits_.effort == Effort::kHigh || is_short() ? 0 : bound_ns / part);
   }
 
-  /// One round of one level, from the plans of all levels before this round.
+  /// Returns the plans of one level after one round of polish, which reads the plans that all levels had before the
+  /// round.
   std::vector<JudgedRuns> improve(RunSearch& search, size_t k, int round, int64_t work) const {
     const int64_t target_bytes = levels_[k].target_bytes;
     search.seed(static_cast<uint64_t>(round) * 1000 + k);
@@ -290,7 +317,7 @@ class FrontBuilder {
     return plans;
   }
 
-  /// Calls `task(search, k)` for every level, on several threads; each must write to a place of its own.
+  /// Calls `task(search, k)` for every level k on several threads. Each call must write to a place of its own.
   template <typename Task>
   void for_each_level(const Task& task) const {
     std::atomic<size_t> next = 0;
@@ -311,10 +338,11 @@ class FrontBuilder {
     }
   }
 
-  /// A level just above the smallest peak, where a little memory saves the most time, and work for it alone.
+  /// Inserts a level just above the smallest peak, where a few more bytes save the most time, polishes it alone, and
+  /// returns its best plan.
   JudgedRuns polish_lowest(int round) {
     const int64_t least_bytes = levels_.back().best().peak_bytes;
-    const int64_t target_bytes = least_bytes + least_bytes / kLowestPart;
+    const int64_t target_bytes = least_bytes + least_bytes / kLowestLevelGapFraction;
     const auto below = std::ranges::find_if(levels_, [&](const Level& l) { return l.target_bytes < target_bytes; });
     Level level{target_bytes, bounds_.within(target_bytes).time_ns, {levels_.back().best()}};
     for (const Level& other : levels_)
@@ -324,16 +352,18 @@ class FrontBuilder {
       if (start.peak_bytes <= target_bytes && is_better(start, level.best())) level.plans = {start};
     const auto k = static_cast<size_t>(below - levels_.begin());
     levels_.insert(below, std::move(level));
-    const int64_t work = work_per_run() * std::ssize(base_) / kLowestShare;
-    for (int i = 0; i < kLowestRounds; ++i) levels_[k].plans = improve(search_, k, round + i, work / kLowestRounds);
+    const int64_t work = work_per_run() * std::ssize(base_) / kLowestLevelWorkFraction;
+    for (int i = 0; i < kLowestLevelRounds; ++i)
+      levels_[k].plans = improve(search_, k, round + i, work / kLowestLevelRounds);
     return levels_[k].best();
   }
 
-  /// Every plan is a level: what is sought is a faster one below the peak of the next. Then as low as it goes.
+  /// Makes every plan of the front a level just below the peak of the next plan and looks for a faster plan there, in
+  /// several passes. Each pass first looks for smaller peaks.
   void refine(int round) {
-    for (int pass = 0, idle = 0; pass < kPasses && idle < kMostIdle; ++pass) {
+    for (int pass = 0, idle = 0; pass < kRefinementPasses && idle < kMaxIdlePasses; ++pass) {
       for (Level& level : levels_) starts_.push_back(std::move(level.plans.front()));
-      starts_.push_back(plain_);
+      starts_.push_back(store_all_);
       starts_ = undominated(std::move(starts_));
       find_lower(pass);
       levels_.clear();
@@ -347,7 +377,7 @@ class FrontBuilder {
     }
   }
 
-  /// Plans of smaller and smaller peaks, as the first of starts_.
+  /// Inserts plans of smaller and smaller peaks at the front of starts_.
   void find_lower(int pass) {
     const int64_t least_bytes = peak_lower_bound_bytes(flat_);
     search_.seed(static_cast<uint64_t>(pass) + 1);
@@ -367,15 +397,15 @@ class FrontBuilder {
     }
   }
 
-  /// Plans for targets between a level and the one above it: that one's brought down, or this one's with what need not
-  /// run again.
+  /// Returns plans for targets between a level and the one above it. They are made by pruning the level's plan, and by
+  /// descending from the plan of the level above.
   std::vector<JudgedRuns> plans_between(RunSearch& search, size_t k) const {
     const JudgedRuns& below = levels_[k].best();
-    const JudgedRuns& above = k == 0 ? plain_ : levels_[k - 1].best();
-    const int64_t gap_bytes = (k == 0 ? plain_.peak_bytes : levels_[k - 1].target_bytes) - levels_[k].target_bytes;
+    const JudgedRuns& above = k == 0 ? store_all_ : levels_[k - 1].best();
+    const int64_t gap_bytes = (k == 0 ? store_all_.peak_bytes : levels_[k - 1].target_bytes) - levels_[k].target_bytes;
     std::vector<JudgedRuns> plans;
-    std::vector<int32_t> higher = above.runs;  // step by step down
-    const int count = is_short() ? kBetween : 1;
+    std::vector<int32_t> higher = above.runs;  // The plan from which the next lower target is reached.
+    const int count = is_short() ? kTargetsBetweenLevels : 1;
     for (int i = count; i > 0 && gap_bytes > count; --i) {
       const int64_t target_bytes = levels_[k].target_bytes + gap_bytes / (count + 1) * i;
       search.assign(below.runs);
@@ -396,7 +426,7 @@ class FrontBuilder {
   Front front(bool with_plans_between) const {
     std::vector<JudgedRuns> all = starts_;
     std::ranges::copy(coarse_, std::back_inserter(all));
-    all.push_back(plain_);
+    all.push_back(store_all_);
     std::vector<std::vector<JudgedRuns>> between(levels_.size());
     if (with_plans_between) for_each_level([&](RunSearch& search, size_t k) { between[k] = plans_between(search, k); });
     for (std::vector<JudgedRuns>& plans : between) std::ranges::move(plans, std::back_inserter(all));
@@ -409,10 +439,11 @@ class FrontBuilder {
   MemoryBounds bounds_;
   RunSearch search_;
   std::vector<int32_t> base_;
-  JudgedRuns plain_;
-  bool plain_fails_ = false;  ///< to come down to a level in few insertions at a time
+  JudgedRuns store_all_;
+  bool store_all_fails_ = false;  ///< Whether a descent from store-all with few insertions at a time has failed.
   int32_t runs_per_move_ = DescentOptions{}.runs_per_move;
-  bool are_polished_ = false;  ///< the starts
+  /// Whether the starts are near the best plans for their peaks (SearchStarts::are_polished).
+  bool are_polished_ = false;
   std::vector<JudgedRuns> starts_;
   std::vector<JudgedRuns> coarse_;
   std::vector<Level> levels_;
@@ -421,13 +452,14 @@ class FrontBuilder {
 }  // namespace
 
 int64_t peak_lower_bound_bytes(const FlatGraph& flat) {
-  // The step's outputs are there after the last run, whose moment is less only where it gives memory back.
-  int64_t least_workspace = 0;
-  for (const int64_t workspace : flat.workspace) least_workspace = std::min(least_workspace, workspace);
+  // The step's outputs are live during the moment of the last run, which is smaller only where its workspace is
+  // negative.
+  int64_t min_workspace = 0;
+  for (const int64_t workspace : flat.workspace) min_workspace = std::min(min_workspace, workspace);
   int64_t output_bytes = 0;
   for (const ValueId id : flat.graph.outputs())
     if (!flat.graph.value(id).resident) output_bytes += flat.graph.value(id).bytes;
-  int64_t most_bytes = std::max<int64_t>(output_bytes + least_workspace, 0);
+  int64_t most_bytes = std::max<int64_t>(output_bytes + min_workspace, 0);
   const auto needs_bytes = [&](OpId id) {
     const auto op = static_cast<int32_t>(id);
     int64_t bytes = flat.output_bytes[at(op)] + flat.workspace[at(op)];
@@ -436,7 +468,7 @@ int64_t peak_lower_bound_bytes(const FlatGraph& flat) {
     for (const int32_t v : flat.overwrites(op)) in_place = std::max(in_place, flat.bytes[at(v)]);
     return bytes - in_place;
   };
-  // One of each group runs: the one that needs the least, for all that is known.
+  // One op of each needed group runs. The bound assumes the one with the smallest moment.
   const NeededGroups groups = find_needed_groups(flat.graph);
   for (size_t g = 0; g < groups.ops.size(); ++g) {
     if (groups.needed[g] == 0) continue;

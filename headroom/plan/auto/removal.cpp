@@ -1,4 +1,4 @@
-// RunSearch: runs that go, and changes at random.
+// The parts of RunSearch that remove runs and make random changes.
 
 #include <algorithm>
 #include <limits>
@@ -9,16 +9,17 @@
 namespace headroom {
 namespace {
 
-/// Work of one call of prune(), for each op: a plan of the smallest budget of a long chain may have a hundred times as
-/// many runs, and most of them would go one round after another.
-constexpr int64_t kMostPruneWork = 2'000;
+/// Maximum work of one call of prune(), for each op of the graph. A plan for the smallest budget of a long chain may
+/// have a hundred times as many runs as the graph has ops, and would take very many passes.
+constexpr int64_t kMaxPruneWorkPerOp = 2'000;
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 }  // namespace
 
-/// Whether a run can go because what is read of it can be kept from before instead, within the target as far as can be
-/// told without trying. Where an alternative ran before that does not make all of it, that one gives way to this op.
+/// Returns how to remove a run whose outputs can be kept from an earlier copy instead, or none where that is seen to
+/// exceed the target without trying it. Where an earlier run of an alternative wrote only some of the outputs, that run
+/// is replaced by one of this op.
 std::optional<RunSearch::Removal> RunSearch::find_removal(int32_t position, int64_t target_bytes) const {
   const int32_t op = now_.run(position);
   Removal removal{position, -1, op, position, 0};
@@ -30,7 +31,7 @@ std::optional<RunSearch::Removal> RunSearch::find_removal(int32_t position, int6
     const auto later =
         std::ranges::partition_point(copies, [&](const Timeline::Copy& copy) { return copy.born < position; });
     if (later != copies.begin()) removal.replaced = std::max(removal.replaced, std::prev(later)->born);
-    if (later->last == position) continue;  // nothing reads it
+    if (later->last == position) continue;  // This copy is never read.
     sum += flat_.bytes[at(w)];
     if (later == copies.begin()) {
       lacks_some = true;
@@ -57,7 +58,8 @@ std::optional<RunSearch::Removal> RunSearch::find_removal(int32_t position, int6
   return removal;
 }
 
-/// Tries what is left without some runs, all at once; only one where an earlier run gives way.
+/// Evaluates in trial_ the sequence without some runs. Where an earlier run is replaced, there must be only one
+/// removal.
 void RunSearch::try_without(std::span<const Removal> removals) {
   std::vector<int32_t> positions;
   for (const Removal& removal : removals) positions.push_back(removal.position);
@@ -68,7 +70,8 @@ void RunSearch::try_without(std::span<const Removal> removals) {
   try_runs(edited_);
 }
 
-/// Where not all that a run makes is read, an alternative that makes what is, takes no more time and less memory.
+/// Replaces each run whose outputs are not all read by an alternative that writes what is read, reads no other inputs,
+/// and is cheaper (by time, then bytes).
 void RunSearch::make_leaner() {
   if (!flat_.has_alternatives) return;
   edited_ = now_.runs();
@@ -104,14 +107,14 @@ void RunSearch::prune(int64_t target_bytes) {
     if (now_.peak_bytes() > target_bytes) assign(before);
   }
   drop_early_runs();
-  const int64_t end = work_ + kMostPruneWork * flat_.op_count;
+  const int64_t end = work_ + kMaxPruneWorkPerOp * flat_.op_count;
   for (bool changed = true; changed;) {
     changed = false;
-    std::vector<std::pair<int64_t, int32_t>> order;  // the longest first
+    std::vector<std::pair<int64_t, int32_t>> order;  // Reruns, slowest first.
     for (int32_t p = 0; p < now_.size(); ++p)
       if (is_rerun(p)) order.emplace_back(-flat_.time_ns[at(now_.run(p))], p);
     std::ranges::sort(order);
-    // As many at a time as seem to fit together, since each try looks at the whole sequence.
+    // Each try evaluates the whole sequence, so as many runs are removed at a time as seem to fit together.
     size_t most = order.size();
     for (size_t i = 0; i < order.size();) {
       if (work_ > end) return;
@@ -121,7 +124,7 @@ void RunSearch::prune(int64_t target_bytes) {
         ++work_;
         const std::optional<Removal> removal = find_removal(order[i].second, target_bytes);
         if (!removal || (!removals.empty() && !fits_with_others(*removal, target_bytes))) continue;
-        // A run that takes the place of an earlier one is tried by itself.
+        // A removal that replaces an earlier run is tried by itself.
         if (removal->replaced >= 0 && !removals.empty()) break;
         removals.push_back(*removal);
         for (const int32_t w : flat_.outputs(removal->op)) is_removed_[at(w)] = 1;
@@ -154,11 +157,11 @@ void RunSearch::prune(int64_t target_bytes) {
   }
 }
 
-/// Takes away first runs that nothing reads before the op runs again, as long as no other first run is in between: first
-/// runs stay in order, and memory only gets less.
+/// Removes first runs that nothing reads before the op runs again, as long as no other first run is in between. First
+/// runs keep their order, and memory only decreases.
 void RunSearch::drop_early_runs() {
   std::vector<int32_t> early;
-  int32_t next_first = now_.size();  // the first run that follows
+  int32_t next_first = now_.size();  // Position of the first run that follows.
   for (int32_t p = now_.size(); p-- > 0;) {
     if (is_rerun(p)) continue;
     const std::span<const int32_t> outputs = flat_.outputs(now_.run(p));
@@ -181,8 +184,8 @@ void RunSearch::drop_early_runs() {
   assign(edited_);
 }
 
-/// Whether a run can go with others that do, with_removals_; not with one that makes the same value (is_removed_), from
-/// which that would be kept.
+/// Returns whether a run can be removed together with those in with_removals_. It cannot if one of them writes the same
+/// value, since the value would be kept from that run.
 bool RunSearch::fits_with_others(const Removal& removal, int64_t target_bytes) const {
   for (const int32_t w : flat_.outputs(removal.op))
     if (is_removed_[at(w)] != 0) return false;
@@ -190,7 +193,7 @@ bool RunSearch::fits_with_others(const Removal& removal, int64_t target_bytes) c
          with_removals_.most(at(removal.first), at(removal.position)) <= target_bytes - removal.bytes;
 }
 
-/// Something that it makes was made before.
+/// Returns whether one of the run's outputs was written before.
 bool RunSearch::is_rerun(int32_t position) const {
   return std::ranges::any_of(flat_.outputs(now_.run(position)),
                              [&](int32_t w) { return now_.events(w).front().position < position; });
@@ -213,11 +216,13 @@ bool RunSearch::ruin(int count) {
   const auto n = static_cast<int64_t>(removals.size());
   const int64_t chosen = static_cast<int64_t>(random(removals.size()));
   const uint64_t kind = random(4);
-  std::vector<Removal> gone;
-  if (kind < 2) {  // neighbours
+  std::vector<Removal> removed;
+  if (kind < 2) {
+    // Remove neighbouring reruns.
     const int64_t first = std::clamp<int64_t>(chosen - count / 2, 0, std::max<int64_t>(n - count, 0));
-    gone.assign(removals.begin() + first, removals.begin() + std::min(first + count, n));
-  } else {  // alike, as in other blocks of the same shape, or anywhere
+    removed.assign(removals.begin() + first, removals.begin() + std::min(first + count, n));
+  } else {
+    // Remove reruns of ops with equal costs, such as the same op in other blocks, or any reruns.
     const int32_t op = removals[static_cast<size_t>(chosen)].op;
     if (kind == 2)
       std::erase_if(removals, [&](const Removal& removal) {
@@ -226,19 +231,20 @@ bool RunSearch::ruin(int count) {
       });
     for (int i = 0; i < count && !removals.empty(); ++i) {
       const auto which = removals.begin() + static_cast<std::ptrdiff_t>(random(removals.size()));
-      gone.push_back(*which);
+      removed.push_back(*which);
       removals.erase(which);
     }
-    std::ranges::sort(gone, {}, &Removal::position);
+    std::ranges::sort(removed, {}, &Removal::position);
   }
   if (!flat_.has_alternatives) {
-    try_without(gone);
+    try_without(removed);
     std::swap(now_, trial_);
     return true;
   }
-  // From the last to the first, so that positions stay right; what one relies on may have gone with another.
-  for (size_t i = gone.size(); i-- > 0;) {
-    const std::optional<Removal> removal = find_removal(gone[i].position, std::numeric_limits<int64_t>::max());
+  // Removals go from the last to the first, so that positions stay valid. Each is looked for anew, because the copy
+  // that it relied on may have been removed.
+  for (size_t i = removed.size(); i-- > 0;) {
+    const std::optional<Removal> removal = find_removal(removed[i].position, std::numeric_limits<int64_t>::max());
     if (!removal) continue;
     try_without(std::span(&*removal, 1));
     std::swap(now_, trial_);
@@ -246,8 +252,8 @@ bool RunSearch::ruin(int count) {
   return true;
 }
 
-/// An op that may run only once, where an alternative does as well until something reads what only the op makes: the
-/// alternative takes its place, and the op runs right before that.
+/// Postpones an op that may run only once, if an alternative writes what is read for now: the alternative takes its
+/// place, and the op runs right before the first read of an output that only the op writes.
 void RunSearch::put_off(int32_t position) {
   const int32_t op = now_.run(position);
   const auto shared = std::ranges::find_if(flat_.outputs(op), [&](int32_t v) { return flat_.maker[at(v)] >= 0; });

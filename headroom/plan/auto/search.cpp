@@ -6,12 +6,18 @@
 namespace headroom {
 namespace {
 
-constexpr size_t kMostBanned = 12;
-constexpr int kEnoughLooks = 50;    ///< at candidates, for one step that has found a move
-constexpr int kMostLooks = 500;     ///< for one that has not
-constexpr int64_t kLookWork = 450;  ///< for each run: after so much the excess must have become less
-constexpr double kStalled = 0.9;    ///< than this part of what it was
-constexpr double kLeastNs = 0.01;   ///< so that ops of no time can be compared by their bytes
+/// Number of failed moves at one sequence after which descent gives up.
+constexpr size_t kMaxFailedMoves = 12;
+/// Number of candidates evaluated at one step once a move has been found.
+constexpr int kMaxEvaluationsAfterMove = 50;
+/// Maximum number of candidates evaluated at one step.
+constexpr int kMaxEvaluations = 500;
+/// Work, for each run, between two checks of whether descent still makes progress.
+constexpr int64_t kWorkPerProgressCheck = 450;
+/// Descent gives up if the excess is above this fraction of the excess at the previous check.
+constexpr double kStalledFraction = 0.9;
+/// Time added to every move, in nanoseconds, so that ops of time 0 are compared by their bytes.
+constexpr double kMinMoveNs = 0.01;
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
@@ -73,8 +79,8 @@ double RunSearch::excess_above(const Timeline& timeline, int64_t target_bytes) {
   return sum;
 }
 
-/// How much less excess there is with `bytes` less in [first, last]: at most; exact where all or none exceed by
-/// `bytes`.
+/// Returns an upper bound on the excess that is removed by `bytes` less in [first, last]. It is exact where every
+/// moment above the target exceeds it by at least `bytes`.
 double RunSearch::excess_freed(int32_t first, int32_t last, int64_t bytes) const {
   if (first > last) return 0;
   const int32_t count = over_count_[at(last) + 1] - over_count_[at(first)];
@@ -82,8 +88,9 @@ double RunSearch::excess_freed(int32_t first, int32_t last, int64_t bytes) const
   return std::min(static_cast<double>(bytes) * count, over_sum_[at(last) + 1] - over_sum_[at(first)]);
 }
 
-/// At least how much more excess there is with `bytes` more in [first, last], 0 only where there is none; blocks inside
-/// count by their largest moment. Where it is above `most`, something above it.
+/// Returns a lower bound on the excess that is added by `bytes` more in [first, last]. It is 0 only where no excess is
+/// added. Whole blocks count by their largest moment. Where the excess is above `most`, returns some number above
+/// `most`.
 double RunSearch::excess_added(int32_t first, int32_t last, int64_t bytes, double most) const {
   if (first > last || bytes == 0) return 0;
   const int32_t over = over_count_[at(last) + 1] - over_count_[at(first)];
@@ -92,7 +99,7 @@ double RunSearch::excess_added(int32_t first, int32_t last, int64_t bytes, doubl
   const double least = static_cast<double>(bytes) * over;
   if (least > most) return least;
   double sum = 0;
-  const auto added = [&](int64_t moment) {  // in doubles, which do not overflow
+  const auto added = [&](int64_t moment) {
     const double excess = static_cast<double>(moment - target_) + static_cast<double>(bytes);
     return std::clamp(excess, 0.0, static_cast<double>(bytes));
   };
@@ -104,8 +111,8 @@ double RunSearch::excess_added(int32_t first, int32_t last, int64_t bytes, doubl
   return sum;
 }
 
-/// Where a copy is last needed if it is made anew before position `before`: its last use until then, or, while copies
-/// of other values hold it that `op` does not make anew as well, the end of those.
+/// Returns the position at which a copy is last needed if the value is recomputed by `op` before position `before`.
+/// That is its last use until then, or the end of the copies that hold it, except of those that `op` rewrites as well.
 int32_t RunSearch::last_needed(int32_t value, const Timeline::Copy& copy, int32_t before, int32_t op) const {
   const int32_t k = now_.events_before(value, before);
   int32_t last = now_.events(value)[at(k - 1)].position;
@@ -122,8 +129,9 @@ int32_t RunSearch::last_needed(int32_t value, const Timeline::Copy& copy, int32_
   return last;
 }
 
-/// What to run before a position to make a value again that `reader` reads there; -1: nothing can. Listed before the
-/// reader, so that the runs of a move are in order when they are in base order, and no two of them wait for each other.
+/// Returns the op to run before a position to recompute a value that `reader` reads there, or -1 if there is none. The
+/// op is listed before the reader, so that the runs of a move in base order are in a valid order and no two of them
+/// wait for each other.
 int32_t RunSearch::maker_for(int32_t value, int32_t position, int32_t reader) const {
   const int32_t best = flat_.maker[at(value)];
   if (best < reader && flat_.has_sure_makers[at(value)] != 0) return best;
@@ -132,23 +140,24 @@ int32_t RunSearch::maker_for(int32_t value, int32_t position, int32_t reader) co
   return -1;
 }
 
-/// Making `value` again right before `position`, where it is read, in the way that brings the most for its time.
-bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, double least_ratio, Move& move,
+/// Finds the move with the best gain per time that recomputes `value` right before `position`, over all ops that can
+/// write it. Returns whether there is one with a gain.
+bool RunSearch::evaluate(int32_t value, int32_t position, bool may_extend, double min_ratio, Move& move,
                          bool& has_choice) {
   if (flat_.has_sure_makers[at(value)] != 0)
-    return evaluate_with(flat_.maker[at(value)], value, position, may_extend, least_ratio, move, has_choice);
+    return evaluate_with(flat_.maker[at(value)], value, position, may_extend, min_ratio, move, has_choice);
   bool is_found = false;
   for (const int32_t op : flat_.makers(value)) {
     if (!now_.is_ready(op, position)) continue;
-    if (!evaluate_with(op, value, position, may_extend, least_ratio, alternative_, has_choice)) continue;
+    if (!evaluate_with(op, value, position, may_extend, min_ratio, alternative_, has_choice)) continue;
     if (!is_found || alternative_.ratio > move.ratio) std::swap(move, alternative_);
     is_found = true;
   }
   return is_found;
 }
 
-/// The same by one op, which can run there.
-bool RunSearch::evaluate_with(int32_t maker, int32_t value, int32_t position, bool may_extend, double least_ratio,
+/// Computes the move that recomputes `value` by `maker`, which can run at `position`.
+bool RunSearch::evaluate_with(int32_t maker, int32_t value, int32_t position, bool may_extend, double min_ratio,
                               Move& move, bool& has_choice) {
   move.insertions.clear();
   move.erasures.clear();
@@ -181,11 +190,12 @@ bool RunSearch::evaluate_with(int32_t maker, int32_t value, int32_t position, bo
     if (move.insertions.size() >= most_insertions_) return false;
     move.insertions.push_back({position, op});
     time += static_cast<double>(flat_.time_ns[at(op)]);
-    // What is made again later anyway is taken off below, one by one: not before all are known is time final.
-    if (!has_pulled && (gain - harm) / (time + kLeastNs) < least_ratio) return false;
+    // The time is final only when all insertions are known: the reruns that become unnecessary are subtracted below,
+    // one by one.
+    if (!has_pulled && (gain - harm) / (time + kMinMoveNs) < min_ratio) return false;
     for (const int32_t u : flat_.inputs(op)) {
       ++work_;
-      if (u == value) return false;  // it would be made from itself
+      if (u == value) return false;  // The value would be computed from itself.
       if (now_.alive(u, position) != nullptr) {
         move.relied.push_back(u);
         continue;
@@ -218,12 +228,13 @@ bool RunSearch::evaluate_with(int32_t maker, int32_t value, int32_t position, bo
   harm += excess_of_insertions(
       move, static_cast<double>(now_.between(position) - freed_here) + static_cast<double>(extended_here));
   move.gain = gain - harm;
-  move.ratio = move.gain / (std::max(time, 0.0) + kLeastNs);
+  move.ratio = move.gain / (std::max(time, 0.0) + kMinMoveNs);
   return move.gain > 0;
 }
 
-/// By how much the moments of the new runs exceed the target, with `memory` in memory before them: what each writes
-/// stays until the last of them reads it, or beyond where it is read later.
+/// Returns the bytes by which the moments of a move's inserted runs exceed the target, with `memory` bytes live before
+/// them. An output of an inserted run is live until the last inserted run that reads it, or beyond where it is read
+/// later.
 double RunSearch::excess_of_insertions(const Move& move, double memory) const {
   double excess = 0;
   const size_t count = move.insertions.size();
@@ -259,25 +270,26 @@ double RunSearch::excess_of_insertions(const Move& move, double memory) const {
   return excess;
 }
 
-/// What making a value again before a position could bring at most for its time.
+/// Returns an upper bound on the gain per time of recomputing a value before a position, if its copy is not live from
+/// `first` on.
 double RunSearch::bound_ratio(int32_t value, int32_t first, int32_t position) const {
   const double own_gain = excess_freed(first, position - 1, flat_.bytes[at(value)]);
   const bool is_sure = flat_.has_sure_makers[at(value)] != 0;
   double ratio = 0;
   for (const int32_t maker : is_sure ? flat_.makers(value).first(1) : flat_.makers(value)) {
-    // What else the op makes goes too, from its own last use on.
+    // The op's other outputs are evicted too, each from its own last use on.
     double gain = own_gain;
     for (const int32_t w : flat_.outputs(maker)) {
       if (w == value || now_.alive(w, position) == nullptr) continue;
       const int32_t last = now_.events(w)[at(now_.events_before(w, position) - 1)].position;
       gain += excess_freed(last + 1, position - 1, flat_.bytes[at(w)]);
     }
-    ratio = std::max(ratio, gain / (static_cast<double>(flat_.time_ns[at(maker)]) + kLeastNs));
+    ratio = std::max(ratio, gain / (static_cast<double>(flat_.time_ns[at(maker)]) + kMinMoveNs));
   }
   return ratio;
 }
 
-/// The last position up to which all that making a value takes is there, before another position.
+/// Returns the last position up to which all inputs of the value's recomputation are live, at most `position`.
 int32_t RunSearch::last_chance(int32_t value, int32_t position) const {
   int32_t chance = position;
   for (const int32_t u : flat_.inputs(flat_.maker[at(value)])) {
@@ -313,7 +325,7 @@ void RunSearch::find_candidates(const DescentOptions& options) {
     work_ += std::ssize(events);
     if (events.empty() || events.front().position >= last_over) continue;
     if (events.back().position <= first_over && flat_.is_output[at(v)] == 0) continue;
-    // What the step puts out is read at its end.
+    // The step's outputs are read at its end.
     const size_t reads = events.size() + (flat_.is_output[at(v)] != 0 ? 1 : 0);
     for (size_t k = 1; k < reads; ++k) {
       const int32_t first = events[k - 1].position + 1;
@@ -331,7 +343,8 @@ void RunSearch::find_candidates(const DescentOptions& options) {
   }
 }
 
-/// The `most` best moves or so: candidates are looked at from the highest bound down, until none can be better.
+/// Finds about the `most` best moves. Evaluates candidates from the highest bound down until none of the rest can be
+/// better.
 bool RunSearch::find_moves(size_t most) {
   const auto less = [](const Candidate& a, const Candidate& b) {
     if (a.bound != b.bound) return a.bound < b.bound;
@@ -340,8 +353,8 @@ bool RunSearch::find_moves(size_t most) {
   std::ranges::make_heap(candidates_, less);
   move_count_ = 0;
   double best = 0;
-  for (int looked_at = 0; !candidates_.empty() && looked_at < kMostLooks; ++looked_at) {
-    if (looked_at >= kEnoughLooks && move_count_ > 0) break;
+  for (int evaluated = 0; !candidates_.empty() && evaluated < kMaxEvaluations; ++evaluated) {
+    if (evaluated >= kMaxEvaluationsAfterMove && move_count_ > 0) break;
     const Candidate candidate = candidates_.front();
     if (most == 1 ? best >= candidate.bound : move_count_ >= 2 * most) break;
     std::ranges::pop_heap(candidates_, less);
@@ -375,7 +388,7 @@ void RunSearch::make_edited(const std::vector<Insertion>& insertions, const std:
   auto gone = erasures.begin();
   const auto erase_up_to = [&](int32_t end) {
     for (; gone != erasures.end() && *gone < end; ++gone) {
-      if (*gone < copied) continue;  // twice in the list
+      if (*gone < copied) continue;  // This position is in the list twice.
       copy_up_to(*gone);
       ++copied;
     }
@@ -389,7 +402,8 @@ void RunSearch::make_edited(const std::vector<Insertion>& insertions, const std:
   copy_up_to(now_.size());
 }
 
-/// The best moves, as long as none undoes what another relies on and they do not go far beyond the target together.
+/// Applies the best moves to edited_, at most `most`, as long as none evicts what another relies on and their total
+/// gain stays within a quarter of the excess.
 void RunSearch::apply_best(size_t most) {
   const auto begin = moves_.begin();
   const auto end = begin + static_cast<std::ptrdiff_t>(move_count_);
@@ -439,18 +453,18 @@ bool RunSearch::descend(int64_t target_bytes, const DescentOptions& options) {
   const auto most_ns = static_cast<double>(options.most_ns);
   set_target(target_bytes);
   double last_excess = over_sum_.back();
-  const int64_t look_work = kLookWork * now_.size();
-  int64_t next_look = work_ + look_work;
+  const int64_t work_per_check = kWorkPerProgressCheck * now_.size();
+  int64_t next_check = work_ + work_per_check;
   while (now_.peak_bytes() > target_bytes) {
-    if (work_ > end || now_.time_ns() > options.most_ns || banned_.size() > kMostBanned) return false;
+    if (work_ > end || now_.time_ns() > options.most_ns || banned_.size() > kMaxFailedMoves) return false;
     const double excess = over_sum_.back();
-    if (work_ > next_look) {
-      if (excess > kStalled * last_excess) return false;
+    if (work_ > next_check) {
+      if (excess > kStalledFraction * last_excess) return false;
       last_excess = excess;
-      next_look = work_ + look_work;
+      next_check = work_ + work_per_check;
     }
     find_candidates(options);
-    // Not even the best of all moves, again and again, would get there in time.
+    // Even if every move had the best bound, the plan would be too slow at the target.
     if (static_cast<double>(now_.time_ns()) + excess / best_bound_ > most_ns) return false;
     if (!find_moves(most)) return false;
     apply_best(most);

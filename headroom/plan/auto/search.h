@@ -13,7 +13,7 @@
 
 namespace headroom {
 
-/// A plan as a sequence of runs, judged.
+/// A plan as a sequence of runs, with its simulated peak in bytes and its time in nanoseconds.
 struct JudgedRuns {
   std::vector<int32_t> runs;
   int64_t peak_bytes = 0;
@@ -25,7 +25,8 @@ inline bool is_better(const JudgedRuns& one, const JudgedRuns& other) {
   return std::pair(one.time_ns, one.peak_bytes) < std::pair(other.time_ns, other.peak_bytes);
 }
 
-/// Returns what a changed plan may take before prune(), where the plan that it is to beat takes `time_ns`.
+/// Returns the time that a descent may reach when its plan is to beat one of `time_ns`: 2 % more, because prune() then
+/// removes runs.
 inline int64_t slightly_more(int64_t time_ns) {
   int64_t sum_ns = 0;
   return __builtin_add_overflow(time_ns, time_ns / 50, &sum_ns) ? time_ns : sum_ns;
@@ -33,24 +34,29 @@ inline int64_t slightly_more(int64_t time_ns) {
 
 /// Parameters of random changes to a plan.
 struct RandomChanges {
-  static constexpr int kNoise = 60;       ///< DescentOptions::noise
-  static constexpr int kMostRuined = 12;  ///< Reruns that ruin() takes away at a time.
-  /// DescentOptions::most_insertions: which is best differs between graphs, so each has its turn.
+  static constexpr int kNoise = 60;       ///< Value of DescentOptions::noise for random changes, in percent.
+  static constexpr int kMostRuined = 12;  ///< Maximum number of reruns that ruin() removes at a time.
+  /// Values of DescentOptions::most_insertions. Which one is best differs between graphs, so each is used in turn.
   static constexpr std::array<size_t, 6> kMostInsertions = {1, 2, 4, 6, 12, 32};
 };
 
 struct DescentOptions {
-  size_t most_insertions = 6;  ///< runs that one choice may add
-  int noise = 0;               ///< percent by which choices are at random
-  bool early = false;          ///< also make values again before what that takes goes, not only where they are read
+  size_t most_insertions = 6;  ///< Maximum number of runs that one move may insert.
+  int noise = 0;               ///< Random change of each candidate's gain per time, in percent of it either way.
+  /// Also rematerialize a value just before one of its inputs dies, not only right before it is read.
+  bool early = false;
+  /// Time of the plan in nanoseconds above which descent gives up.
   int64_t most_ns = std::numeric_limits<int64_t>::max();
-  int64_t most_work = 1'100;   ///< for each run
-  bool anywhere = false;       ///< with `early`: and at random places in between
-  int32_t runs_per_move = 60;  ///< as many moves are made at a time as there are this many runs, as long as that helps
+  int64_t most_work = 1'100;  ///< Maximum work, for each run of the plan.
+  /// With `early`, also rematerialize a value at a random position between two uses.
+  bool anywhere = false;
+  /// Number of runs in the plan for each move that is applied at a time, as long as applying several moves reduces the
+  /// excess.
+  int32_t runs_per_move = 60;
 };
 
-/// Changes a sequence of runs step by step towards less memory or less time. First runs stay where they are; other runs
-/// come and go.
+/// Changes a sequence of runs step by step to reduce its peak or its time. First runs keep their order; reruns are
+/// inserted and removed.
 ///
 /// Work is counted in events looked at, so that it is the same on every machine.
 class RunSearch {
@@ -62,28 +68,30 @@ class RunSearch {
   JudgedRuns judged() const { return {now_.runs(), now_.peak_bytes(), now_.time_ns()}; }
   int64_t work() const { return work_; }
 
-  /// Computes values again, right before they are read, instead of keeping them, until the peak is at most
-  /// `target_bytes`: at each step what takes the most memory above the target away for the time it costs. What a rerun
-  /// reads is kept longer where there is room, else made earlier that is made again later anyway, else made again too.
-  /// False where it gets no further, the sequence then having the least excess seen, or passes options.most_ns.
+  /// Recomputes values right before they are read, instead of keeping them, until the peak is at most `target_bytes`.
+  /// Each step takes the move that removes the most excess (bytes above the target, summed over the moments) for its
+  /// time. An input of a rerun is kept longer where that adds no excess; else its own next rerun is moved earlier, or
+  /// it is recomputed too. Returns false where no move helps, leaving the sequence with the smallest excess seen, or
+  /// where the time passes options.most_ns.
   bool descend(int64_t target_bytes, const DescentOptions& options);
 
-  /// Takes runs away that are not needed within `target_bytes`, which the peak is within.
+  /// Removes runs that are not needed within `target_bytes`. The peak must be within the target.
   void prune(int64_t target_bytes);
 
-  /// The sequence that ruin() starts from.
+  /// Stores the current sequence as the one that ruin() starts from.
   void remember();
 
-  /// Takes `count` reruns away from what was remembered, whatever that does to the peak: neighbours, or of ops that cost
-  /// the same, or any, at random. False where there are none.
+  /// Restores the stored sequence and removes `count` reruns from it, whatever that does to the peak: neighbouring
+  /// reruns, reruns of ops with equal costs, or any reruns, at random. Returns false where there are no reruns.
   bool ruin(int count);
 
-  /// Adds `count` runs of any ops that may run again, anywhere after their first runs, whatever that does to the peak;
-  /// sometimes an alternative takes the place of one that may not, which then runs where it is needed.
+  /// Inserts `count` runs of random ops that may run again, at random positions after their first runs, whatever that
+  /// does to the peak. Sometimes it also replaces an op that may run only once by an alternative, and postpones the op
+  /// to where its other outputs are read.
   void insert_any(int count);
 
   void seed(uint64_t seed) { random_state_ = seed; }
-  /// From 0 to n - 1, the same sequence for the same seed.
+  /// Returns a pseudorandom number from 0 to n - 1; the same seed gives the same sequence.
   uint64_t random(uint64_t n);
 
  private:
@@ -96,17 +104,17 @@ class RunSearch {
     double gain = 0;
     std::vector<Insertion> insertions;
     std::vector<int32_t> erasures;
-    std::vector<int32_t> extended;  ///< values that are kept longer for them
-    std::vector<int32_t> relied;    ///< values that the inserted runs find alive
+    std::vector<int32_t> extended;  ///< Values that are kept longer because inserted runs read them.
+    std::vector<int32_t> relied;    ///< Values that must be live where the inserted runs read them.
     int32_t value = -1;
   };
 
   struct Removal {
     int32_t position;
-    int32_t replaced;  ///< an earlier run that becomes one of `op`; -1: none
+    int32_t replaced;  ///< Position of an earlier run that is replaced by one of `op`; -1 if there is none.
     int32_t op;
-    int32_t first;  ///< from here to before `position`
-    int64_t bytes;  ///< so many more are kept
+    int32_t first;  ///< First position from which `bytes` more are live, up to before `position`.
+    int64_t bytes;  ///< Bytes that are kept instead of being rewritten by the run.
   };
   struct Candidate {
     double bound;
@@ -119,8 +127,8 @@ class RunSearch {
   double excess_freed(int32_t first, int32_t last, int64_t bytes) const;
   double excess_added(int32_t first, int32_t last, int64_t bytes, double most) const;
   int32_t last_needed(int32_t value, const Timeline::Copy& copy, int32_t before, int32_t op) const;
-  bool evaluate(int32_t value, int32_t position, bool may_extend, double least_ratio, Move& move, bool& has_choice);
-  bool evaluate_with(int32_t maker, int32_t value, int32_t position, bool may_extend, double least_ratio, Move& move,
+  bool evaluate(int32_t value, int32_t position, bool may_extend, double min_ratio, Move& move, bool& has_choice);
+  bool evaluate_with(int32_t maker, int32_t value, int32_t position, bool may_extend, double min_ratio, Move& move,
                      bool& has_choice);
   int32_t maker_for(int32_t value, int32_t position, int32_t reader) const;
   double excess_of_insertions(const Move& move, double memory) const;
@@ -144,24 +152,25 @@ class RunSearch {
 
   const FlatGraph& flat_;
   Timeline now_;
-  Timeline trial_;  ///< a change to it, which takes its place where it is good
+  Timeline trial_;  ///< A changed sequence, which replaces now_ if it is better.
   Timeline remembered_;
-  std::vector<Removal> removals_;  ///< from it, all that can be
+  std::vector<Removal> removals_;  ///< All possible removals from remembered_.
   bool has_removals_ = false;
   int64_t target_ = 0;
   size_t most_insertions_ = 0;
-  std::vector<int32_t> over_count_;  ///< before a position: how many are above the target
-  std::vector<double> over_sum_;     ///< and by how much in all
+  std::vector<int32_t> over_count_;  ///< By position p: number of moments before p that are above the target.
+  std::vector<double> over_sum_;     ///< By position p: bytes by which these moments exceed the target, in total.
   std::vector<Move> moves_;
   size_t move_count_ = 0;
   Move other_;
   Move alternative_;
   std::vector<Candidate> candidates_;
-  double best_bound_ = 0;                            ///< of them, without noise
-  std::vector<std::pair<int32_t, int32_t>> banned_;  ///< (value, before) that did not help in the present sequence
+  double best_bound_ = 0;  ///< Largest bound of the candidates, without noise.
+  /// Moves, as (value, position), that did not reduce the excess of the current sequence.
+  std::vector<std::pair<int32_t, int32_t>> banned_;
   std::vector<int32_t> edited_;
-  RangeMax with_removals_;           ///< by position: the moment, without the runs that prune() has chosen
-  std::vector<uint8_t> is_removed_;  ///< by value: one of those runs makes it
+  RangeMax with_removals_;           ///< By position: the moment in bytes if the runs chosen by prune() are removed.
+  std::vector<uint8_t> is_removed_;  ///< By value: whether one of the runs chosen by prune() writes it.
   std::vector<uint8_t> evicted_;
   std::vector<uint8_t> relied_;
   std::vector<int32_t> open_;

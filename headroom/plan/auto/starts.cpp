@@ -20,7 +20,7 @@ class FasterBase {
     if (!flat_.has_alternatives) return best;
     int64_t best_ns = time_of(base);
     int64_t work = 0;
-    for (int32_t op = 0; op < flat_.op_count && work < kMostWork; ++op) {
+    for (int32_t op = 0; op < flat_.op_count && work < kMaxWork; ++op) {
       const auto is_slower = [&](int32_t v) { return flat_.time_ns[at(producer_[at(v)])] > flat_.time_ns[at(op)]; };
       if (!std::ranges::any_of(flat_.outputs(op), is_slower)) continue;
       const std::vector<int32_t> before = producer_;
@@ -38,7 +38,7 @@ class FasterBase {
   }
 
  private:
-  static constexpr int64_t kMostWork = 10'000'000;  ///< ops looked at
+  static constexpr int64_t kMaxWork = 10'000'000;  ///< Maximum number of ops visited in all tries.
 
   int64_t time_of(const std::vector<int32_t>& runs) const {
     int64_t sum_ns = 0;
@@ -47,7 +47,8 @@ class FasterBase {
     return sum_ns;
   }
 
-  /// The ops that the step's outputs need by producer_, in the base order; empty where that is none for them.
+  /// Returns the ops that the step's outputs need with the producers in producer_, in base order, or nothing where base
+  /// order is not valid for them.
   std::vector<int32_t> needed_runs() const {
     std::vector<uint8_t> is_needed(at(flat_.op_count), 0);
     std::vector<int32_t> open;
@@ -64,18 +65,18 @@ class FasterBase {
       for (const int32_t u : flat_.inputs(op)) need(u);
     }
     std::vector<int32_t> runs;
-    std::vector<uint8_t> is_made(at(flat_.value_count), 0);
+    std::vector<uint8_t> is_written(at(flat_.value_count), 0);
     for (int32_t op = 0; op < flat_.op_count; ++op) {
       if (is_needed[at(op)] == 0) continue;
-      if (!std::ranges::all_of(flat_.inputs(op), [&](int32_t u) { return is_made[at(u)] != 0; })) return {};
-      for (const int32_t v : flat_.outputs(op)) is_made[at(v)] = 1;
+      if (!std::ranges::all_of(flat_.inputs(op), [&](int32_t u) { return is_written[at(u)] != 0; })) return {};
+      for (const int32_t v : flat_.outputs(op)) is_written[at(v)] = 1;
       runs.push_back(op);
     }
     return runs;
   }
 
   const FlatGraph& flat_;
-  std::vector<int32_t> producer_;  ///< by value; -1: resident
+  std::vector<int32_t> producer_;  ///< By value: the producer to use; -1 for resident values.
 };
 
 }  // namespace
@@ -87,17 +88,18 @@ std::vector<int32_t> faster_base(const FlatGraph& flat, const std::vector<int32_
 std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base,
                                      const MemoryBound& bound) {
   if (bound.moment.empty()) return {};
-  std::vector<uint8_t> is_there(at(flat.value_count), 1);
-  std::vector<uint8_t> is_made(at(flat.value_count), 0);
+  std::vector<uint8_t> is_live(at(flat.value_count), 1);
+  std::vector<uint8_t> is_written(at(flat.value_count), 0);
   std::vector<int32_t> runs;
   const auto add = [&](int32_t op) {
     runs.push_back(op);
-    for (const int32_t v : flat.outputs(op)) is_there[at(v)] = is_made[at(v)] = 1;
+    for (const int32_t v : flat.outputs(op)) is_live[at(v)] = is_written[at(v)] = 1;
   };
-  // Listed before the reader, so that no two ops wait for each other; -1: none can run, and the value stays instead.
+  // Returns the op that recomputes `v`, or -1 where none can run and the value is kept instead. It is listed before the
+  // reader, so that no two ops wait for each other.
   const auto maker_for = [&](int32_t v, int32_t reader) {
     const auto can_run = [&](int32_t op) {
-      return op < reader && std::ranges::all_of(flat.inputs(op), [&](int32_t u) { return is_made[at(u)] != 0; });
+      return op < reader && std::ranges::all_of(flat.inputs(op), [&](int32_t u) { return is_written[at(u)] != 0; });
     };
     const auto found = std::ranges::find_if(flat.makers(v), can_run);
     return found == flat.makers(v).end() ? -1 : *found;
@@ -109,18 +111,18 @@ std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<in
   }
   if (position == base.size()) return {};
   for (size_t i = 0; i < position; ++i)
-    for (const int32_t v : flat.outputs(base[i])) is_there[at(v)] = flat.maker[at(v)] < 0 ? 1 : 0;
-  for (const ValueId id : bound.kept) is_there[index(id)] = 1;
-  for (const int32_t v : flat.inputs(base[position])) is_there[at(v)] = 1;
-  std::vector<int32_t> open;  // ops, each before those that it waits for
+    for (const int32_t v : flat.outputs(base[i])) is_live[at(v)] = flat.maker[at(v)] < 0 ? 1 : 0;
+  for (const ValueId id : bound.kept) is_live[index(id)] = 1;
+  for (const int32_t v : flat.inputs(base[position])) is_live[at(v)] = 1;
+  std::vector<int32_t> open;  // Stack of ops: each lies below the ops that must run before it.
   for (++position; position < base.size(); ++position) {
     open.assign(1, base[position]);
     while (!open.empty()) {
       const int32_t op = open.back();
       int32_t next = -1;
-      // What takes more with it first: a tape before its output.
+      // Recompute the op with the most outputs first: a tape before its output.
       for (const int32_t u : flat.inputs(op)) {
-        const int32_t maker = is_there[at(u)] == 0 ? maker_for(u, op) : -1;
+        const int32_t maker = is_live[at(u)] == 0 ? maker_for(u, op) : -1;
         if (maker >= 0 && (next < 0 || flat.outputs(maker).size() > flat.outputs(next).size())) next = maker;
       }
       if (next >= 0) {
@@ -132,7 +134,7 @@ std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<in
     }
   }
   for (const ValueId id : flat.graph.outputs())
-    if (!flat.graph.value(id).resident && is_there[index(id)] == 0) return {};
+    if (!flat.graph.value(id).resident && is_live[index(id)] == 0) return {};
   return runs;
 }
 

@@ -8,13 +8,14 @@
 
 namespace headroom {
 
-/// Plain training with faster producers where values have several: each is tried in the place of a slower one, and stays
-/// where all that the step then needs, at the places that the ops have in the base order, takes less time. `base` are the
-/// runs of plain training. Empty where there is none.
+/// Returns store-all with faster producers of values that have several. Each producer is tried instead of a slower one,
+/// and kept where all ops that the step then needs, in base order, take less time. `base` are the runs of store-all.
+/// Returns nothing where no other producers are faster.
 std::vector<int32_t> faster_base(const FlatGraph& flat, const std::vector<int32_t>& base);
 
-/// Plain training up to the moment that memory_bound() finds the hardest; of what was made before only what it keeps
-/// is there then, and the rest is made again where it is read. Empty where that is no plan.
+/// Returns a plan made from the cut of memory_bound(): store-all up to the bound's moment, at which only the kept
+/// values of those produced before are live, and the others are recomputed where they are read. Returns nothing where
+/// that is no valid plan.
 std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base, const MemoryBound& bound);
 
 }  // namespace headroom

@@ -103,7 +103,7 @@ int64_t Timeline::most(int32_t first, int32_t last) const {
   const int64_t ends = std::max(most_to_end_[at(first)], most_from_start_[at(last)]);
   const int32_t blocks = last_block - first_block - 1;
   if (blocks == 0) return ends;
-  // Two overlapping powers of two.
+  // The blocks in between are covered by two overlapping ranges whose length is a power of two.
   const auto level = static_cast<size_t>(std::bit_width(static_cast<uint32_t>(blocks)) - 1);
   const std::vector<int64_t>& most = block_most_[level];
   return std::max({ends, most[at(first_block + 1)], most[at(last_block) - (size_t{1} << level)]});
@@ -135,7 +135,7 @@ void Timeline::find_most() const {
   }
 }
 
-/// Sorts all reads and writes by value, in a counting sort.
+/// Collects all reads and writes by value, in a counting sort.
 void Timeline::find_events() {
   event_begin_.assign(at(flat_->value_count) + 1, 0);
   int32_t* const begins = event_begin_.data();
@@ -151,7 +151,7 @@ void Timeline::find_events() {
 
 void Timeline::find_copies() {
   copy_begin_.resize(at(flat_->value_count) + 1);
-  if (copies_.size() < events_.size()) copies_.resize(events_.size());  // at most one for each
+  if (copies_.size() < events_.size()) copies_.resize(events_.size());  // There is at most one copy for each event.
   between_.assign(at(size()) + 2, 0);
   Copy* next = copies_.data();
   for (int32_t v = 0; v < flat_->value_count; ++v) {
@@ -172,7 +172,7 @@ void Timeline::find_copies() {
   copy_begin_.back() = static_cast<int32_t>(next - copies_.data());
 }
 
-/// Adds copies to between_, as changes from one position to the next.
+/// Adds copies to between_ as changes from one position to the next; add_up() sums them.
 void Timeline::add_bytes(std::span<const Copy> copies, int64_t bytes) {
   int64_t* const changes = between_.data() + 1;
   for (const Copy& copy : copies) {
@@ -215,7 +215,7 @@ int32_t Timeline::overwritten(int32_t position) const {
   for (const int32_t v : flat_->overwrites(op)) {
     const Copy* copy = alive(v, position);
     if (copy == nullptr || copy->last != position || is_held(v, *copy, position)) continue;
-    // The first output is not alive: its earlier copy, if any, was dropped after its last use.
+    // The first output is not live: its earlier copy, if any, was dropped after its last use.
     return v;
   }
   return -1;

@@ -16,32 +16,33 @@ struct FlatGraph {
   const Graph& graph;
   int32_t op_count;
   int32_t value_count;
-  bool has_holds = false;         ///< some value holds one that is not resident
-  bool has_alternatives = false;  ///< some value has more than one producer
+  bool has_holds = false;         ///< Whether some value holds a value that is not resident.
+  bool has_alternatives = false;  ///< Whether some value has more than one producer.
 
   std::span<const int32_t> inputs(int32_t op) const { return list(inputs_, op); }
   std::span<const int32_t> outputs(int32_t op) const { return list(outputs_, op); }
-  /// The values that an op reads, as twice their number, and those that it writes, as twice their number and 1.
+  /// Returns the values that an op reads, as 2 * value, and those that it writes, as 2 * value + 1.
   std::span<const uint32_t> touched(int32_t op) const { return list(touched_, op); }
   std::span<const int32_t> producers(int32_t value) const { return list(producers_, value); }
-  /// The producers that may run again: the fastest first, then those that write and need the least.
+  /// Returns the producers that may run again, the fastest first, and of equally fast ones the one with the fewest
+  /// bytes of outputs and workspace first.
   std::span<const int32_t> makers(int32_t value) const { return list(makers_, value); }
   std::span<const int32_t> holds(int32_t value) const { return list(holds_, value); }
   std::span<const int32_t> holders(int32_t value) const { return list(holders_, value); }
   std::span<const int32_t> overwrites(int32_t op) const { return list(overwrites_, op); }
 
-  std::vector<int64_t> bytes;         ///< by value
-  std::vector<int64_t> time_ns;       ///< by op
-  std::vector<int64_t> output_bytes;  ///< by op
-  std::vector<int64_t> workspace;     ///< by op
-  std::vector<uint8_t> once;          ///< by op: recompute is false
-  std::vector<uint8_t> is_output;     ///< by value
-  /// By value: the op to recompute it by, the first of makers(); -1 where it cannot be recomputed.
+  std::vector<int64_t> bytes;         ///< By value.
+  std::vector<int64_t> time_ns;       ///< By op.
+  std::vector<int64_t> output_bytes;  ///< By op.
+  std::vector<int64_t> workspace;     ///< By op.
+  std::vector<uint8_t> once;          ///< By op: whether it may run only once (recompute is false).
+  std::vector<uint8_t> is_output;     ///< By value.
+  /// By value: the op that recomputes it, which is the first of makers(); -1 where it cannot be recomputed.
   std::vector<int32_t> maker;
   /// By value: whether every maker reads only what all producers read, so that each can run wherever the value has been
-  /// made before. Other makers may read a value that has not been made yet, or that is computed from this one.
+  /// written before. Other makers may read a value that has not been written yet, or that is computed from this one.
   std::vector<uint8_t> has_sure_makers;
-  std::vector<int32_t> hold_order;  ///< values that hold something, holders before what they hold
+  std::vector<int32_t> hold_order;  ///< Values that hold other values, each before those that it holds.
 
  private:
   bool are_sure(int32_t value) const;
@@ -68,22 +69,26 @@ struct FlatGraph {
   Lists overwrites_;
 };
 
-/// A sequence of runs, by position, and the memory that it takes when every value is dropped right after its last use
-/// before it is made again and ops run in place wherever they may: what simulate() says of schedule().
+/// A sequence of runs and its memory at each position, if every value is dropped right after its last use before its
+/// next write, and ops run in place wherever they may. The peak and the time equal those of simulate() for schedule().
 ///
-/// This is the bulk form of the rules of memory: drops are not given but follow from the runs, and lifetimes are derived
-/// value by value, in about half the time that core's tracker (core/memory.h) needs to apply the steps once the drops are
-/// known. It restates four of the rules, and tests compare it with the tracker and with a literal reading of the rules:
-/// - a run's moment: what is in memory before it, its outputs and its workspace, without what it overwrites (add_up());
-/// - copies: each write makes one, which is live until its last read before the next write (find_copies());
-/// - holds: a copy holds the copies that its run found or made, and these are freed no earlier (extend_held());
-/// - in place: an input that dies there and that nothing holds, outputs of the run included (overwritten()).
+/// This is the bulk form of the rules of memory: drops are not given but follow from the runs, and lifetimes are
+/// derived value by value, in about half the time that core's tracker (core/memory.h) needs to apply the steps once the
+/// drops are known. It restates four of the rules, and tests compare it with the tracker and with a literal reading of
+/// the rules:
+/// - A run's moment is the bytes live before it, its outputs and its workspace, without the input that it overwrites
+///   (add_up()).
+/// - Each write makes a copy, which is live until its last read before the next write (find_copies()).
+/// - A copy holds the copies that its run found or made, and these are freed no earlier than it is (extend_held()).
+/// - An op runs in place over an input that dies there and that no copy holds, outputs of the run included
+///   (overwritten()).
 ///
 /// Any sequence in which every read comes after some run that writes the value is a valid schedule. A run can therefore
-/// be added anywhere after the first runs of its inputs, and any that is not the first to write something can be removed.
-/// assign() takes O(ids read, written and held) with small constants, since the search repeats it.
+/// be added anywhere after the first runs of its inputs, and any run that is not the first to write something can be
+/// removed. assign() takes O(ids read, written and held) with small constants, since the search repeats it.
 class Timeline {
  public:
+  /// Number of positions in a block of the tables that most() uses.
   static constexpr int32_t kBlock = 32;
 
   /// A read or a write of a value.
@@ -93,9 +98,9 @@ class Timeline {
   };
   /// One copy of a value, by positions of runs.
   struct Copy {
-    int32_t born;   ///< of the run that makes it
-    int32_t last;   ///< of its last use
-    int32_t freed;  ///< `last`, or later where another copy holds it
+    int32_t born;   ///< Position of the run that writes the copy.
+    int32_t last;   ///< Position of its last use.
+    int32_t freed;  ///< Position at which it is freed: `last`, or later where another copy holds it.
   };
 
   explicit Timeline(const FlatGraph& flat);
@@ -106,7 +111,7 @@ class Timeline {
   const std::vector<int32_t>& runs() const { return runs_; }
   int32_t run(int32_t position) const { return runs_[static_cast<size_t>(position)]; }
   int64_t peak_bytes() const { return peak_bytes_; }
-  int64_t time_ns() const { return time_ns_; }  ///< the largest number where the sum does not fit
+  int64_t time_ns() const { return time_ns_; }  ///< Sum of the runs' times, saturated at the largest int64_t.
   int64_t moment(int32_t position) const { return moments_[static_cast<size_t>(position)]; }
   const std::vector<int64_t>& moments() const { return moments_; }
   /// Returns the bytes in memory between the runs at position - 1 and position, which may be size().
@@ -125,7 +130,7 @@ class Timeline {
   /// Returns the copy that is current between the runs at position - 1 and position, or null.
   const Copy* alive(int32_t value, int32_t position) const {
     const std::span<const Copy> all = copies(value);
-    size_t later = all.size();  // most values have few copies
+    size_t later = all.size();  // A linear search, since most values have few copies.
     while (later > 0 && all[later - 1].born >= position) --later;
     return later > 0 && all[later - 1].last >= position ? &all[later - 1] : nullptr;
   }
@@ -166,14 +171,16 @@ class Timeline {
   std::vector<int32_t> event_begin_;
   std::vector<Event> events_;
   std::vector<int32_t> copy_begin_;
-  std::vector<Copy> copies_;  ///< up to copy_begin_.back()
+  std::vector<Copy> copies_;  ///< Copies by value; those from copy_begin_.back() on are unused.
   std::vector<int64_t> moments_;
   std::vector<int64_t> between_;
-  // The tables of most(), built at its first call: it is never called for most of the sequences that are tried.
+  // The tables of most() are built at its first call, since it is never called for most of the sequences that are
+  // tried.
   mutable bool has_most_ = false;
-  mutable std::vector<int64_t> most_from_start_;          ///< of a position's block, up to it
-  mutable std::vector<int64_t> most_to_end_;              ///< of a position's block, from it on
-  mutable std::vector<std::vector<int64_t>> block_most_;  ///< of 1, 2, 4... blocks from one on
+  mutable std::vector<int64_t> most_from_start_;  ///< By position: largest moment from the start of its block up to it.
+  mutable std::vector<int64_t> most_to_end_;      ///< By position: largest moment from it to the end of its block.
+  /// By level k and block: largest moment of 2^k blocks from this one on.
+  mutable std::vector<std::vector<int64_t>> block_most_;
   int64_t peak_bytes_ = 0;
   int64_t time_ns_ = 0;
 };

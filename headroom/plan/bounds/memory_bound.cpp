@@ -14,9 +14,10 @@
 namespace headroom {
 namespace {
 
-/// Looked at, evenly along the base order, and as many where plain training takes most.
-constexpr int kMoments = 24;
-constexpr int kPrices = 12;  ///< tried at most, for one moment
+/// Number of moments to look at evenly along the base order, and number of moments to look at where store-all's memory
+/// is largest.
+constexpr int kMomentsPerSample = 24;
+constexpr int kMaxPrices = 12;  ///< Maximum number of prices to try for one moment.
 
 size_t at(int i) { return static_cast<size_t>(i); }
 
@@ -43,7 +44,7 @@ class Dependences {
   std::vector<uint8_t> ancestors(int group) const { return reached(before_, group); }
   std::vector<uint8_t> descendants(int group) const { return reached(after_, group); }
 
-  /// What all of some ops read.
+  /// Returns the values that all of some ops read.
   std::vector<ValueId> common_inputs(std::span<const OpId> ops) const {
     std::vector<ValueId> ids = graph_.op(ops.front()).inputs;
     std::erase_if(ids, [&](ValueId id) {
@@ -53,7 +54,7 @@ class Dependences {
   }
 
  private:
-  /// Without the group itself.
+  /// Returns the groups that can be reached from a group along edges, without the group itself.
   static std::vector<uint8_t> reached(const std::vector<std::vector<int>>& edges, int group) {
     std::vector<uint8_t> seen(edges.size(), 0);
     std::vector<int> open{group};
@@ -74,13 +75,13 @@ class Dependences {
   std::vector<std::vector<int>> after_;
 };
 
-/// One moment: a group at its first run.
+/// The moment of a group's first run.
 struct Moment {
   int group = 0;
-  int64_t own_bytes = 0;          ///< at least, of the op's own and what is resident
-  int64_t wanted_bytes = 0;       ///< of `wanted`
-  std::vector<ValueId> wanted;    ///< made before, needed after, not the op's own
-  std::vector<uint8_t> is_there;  ///< by value: the op's inputs and outputs
+  int64_t own_bytes = 0;  ///< Lower bound on the bytes of the op's inputs, outputs, workspace and the resident values.
+  int64_t wanted_bytes = 0;     ///< Bytes of `wanted`.
+  std::vector<ValueId> wanted;  ///< Values produced before and needed after, without the op's own.
+  std::vector<uint8_t> is_own;  ///< By value: whether it is an input or an output of the op.
 };
 
 }  // namespace
@@ -108,30 +109,31 @@ class MemoryBounds::Moments {
       bound.moment = dependences_.groups().ops[at(moment.group)];
       bound.kept = std::move(way.kept);
     }
-    const FlowAmount extra_ns = extra.whole_ns + (extra.fraction > 0 ? 1 : 0);  // times are whole
+    // Schedules take whole nanoseconds, so a fraction is rounded up.
+    const FlowAmount extra_ns = extra.whole_ns + (extra.fraction > 0 ? 1 : 0);
     if (extra_ns < (FlowAmount{1} << 62U) - bound.time_ns) bound.time_ns += static_cast<int64_t>(extra_ns);
     return bound;
   }
 
  private:
-  /// A price of byte_weight / time_weight nanoseconds a byte, as whole numbers: a way to fit a moment costs
-  /// time_weight * time made again + byte_weight * bytes kept.
+  /// A price of byte_weight / time_weight nanoseconds per byte, as integers. A way to fit a moment into the budget
+  /// costs time_weight * (time of recomputation) + byte_weight * (bytes kept).
   struct Price {
     FlowAmount time_weight;
     FlowAmount byte_weight;
     FlowAmount cost(FlowAmount time_ns, FlowAmount bytes) const { return time_weight * time_ns + byte_weight * bytes; }
   };
 
-  /// A way to fit a moment that is the cheapest at some price.
+  /// A way to fit a moment into the budget that is the cheapest at some price.
   struct Line {
     int64_t time_ns = 0;
-    int64_t bytes = 0;    ///< kept
-    FlowAmount cost = 0;  ///< no way costs less: the flow
+    int64_t bytes = 0;    ///< Bytes kept.
+    FlowAmount cost = 0;  ///< Value of the flow: no way costs less at that price.
     std::vector<ValueId> kept;
   };
 
-  /// Time that a moment takes at least on top. The fraction orders moments that are equal in whole nanoseconds; the
-  /// bound only asks whether there is one.
+  /// A lower bound on the extra time that fitting a moment into the budget takes. The fraction orders moments that are
+  /// equal in whole nanoseconds; the bound only asks whether it is positive.
   struct Extra {
     FlowAmount whole_ns = 0;
     double fraction = 0;
@@ -140,9 +142,9 @@ class MemoryBounds::Moments {
     }
   };
 
-  /// Those that need most in all first.
+  /// Returns the moments to look at, those with the most bytes first.
   std::vector<Moment> find_moments() const {
-    std::vector<std::pair<int64_t, int>> runs;  // of plain training: bytes and group
+    std::vector<std::pair<int64_t, int>> runs;  // Runs of store-all, as (bytes of the moment, group).
     const Schedule plain = store_all(graph_);
     const Simulation simulation = simulate(graph_, plain);
     for (size_t i = 0; i < plain.steps.size(); ++i) {
@@ -150,7 +152,7 @@ class MemoryBounds::Moments {
       const int group = dependences_.groups().group_of_op[index(plain.steps[i].op())];
       if (dependences_.groups().needed[at(group)] != 0) runs.emplace_back(simulation.moment_bytes[i], group);
     }
-    const size_t tried = std::min(runs.size(), at(kMoments));
+    const size_t tried = std::min(runs.size(), at(kMomentsPerSample));
     std::vector<int> groups;
     for (size_t i = 0; i < tried; ++i) groups.push_back(runs[i * runs.size() / tried].second);
     std::ranges::stable_sort(runs, std::greater<>(), [](const auto& run) { return run.first; });
@@ -167,9 +169,9 @@ class MemoryBounds::Moments {
   Moment moment_of(int group) const {
     Moment moment;
     moment.group = group;
-    moment.is_there.assign(graph_.values().size(), 0);
+    moment.is_own.assign(graph_.values().size(), 0);
     const std::vector<OpId>& ops = dependences_.groups().ops[at(group)];
-    // The least that any of the alternatives needs.
+    // Each alternative has a different moment; the bound assumes the smallest.
     int64_t least_bytes = std::numeric_limits<int64_t>::max();
     for (const OpId id : ops) {
       const Op& op = graph_.op(id);
@@ -177,7 +179,7 @@ class MemoryBounds::Moments {
       int64_t in_place = 0;
       for (const std::vector<ValueId>* ids : {&op.inputs, &op.outputs}) {
         for (const ValueId value : *ids) {
-          moment.is_there[index(value)] = 1;
+          moment.is_own[index(value)] = 1;
           if (!graph_.value(value).resident) bytes += graph_.value(value).bytes;
         }
       }
@@ -190,7 +192,7 @@ class MemoryBounds::Moments {
     std::vector<uint8_t> is_wanted(graph_.values().size(), 0);
     const auto want = [&](ValueId id) {
       const size_t v = index(id);
-      if (graph_.value(id).resident || moment.is_there[v] != 0 || is_wanted[v] != 0) return;
+      if (graph_.value(id).resident || moment.is_own[v] != 0 || is_wanted[v] != 0) return;
       if (before[at(dependences_.group_of(id))] == 0) return;
       is_wanted[v] = 1;
       moment.wanted.push_back(id);
@@ -203,7 +205,7 @@ class MemoryBounds::Moments {
     return moment;
   }
 
-  /// Returns the price with smaller weights where costs would not fit. Any price gives a bound, so that rounding is safe.
+  /// Returns the price with smaller weights where costs would not fit. Any price gives a bound, so rounding is safe.
   Price fitting(Price price) const {
     while (price.cost(total_ns_, total_bytes_) >= MaxFlow::kUnlimited) {
       price.time_weight /= 2;
@@ -212,19 +214,19 @@ class MemoryBounds::Moments {
     return price;
   }
 
-  /// The ways to fit a moment as cuts of a network: cutting an edge of `keeps` is keeping its value, cutting one of
-  /// `remakes` is running its group again.
+  /// The ways to fit a moment into the budget, as cuts of a flow network. Cutting an edge of `keeps` keeps its value;
+  /// cutting an edge of `reruns` runs its group again.
   struct Network {
-    MaxFlow flow{2};                               ///< 0 is the source, 1 the sink
-    std::vector<std::pair<int, ValueId>> keeps;    ///< edge, value
-    std::vector<std::pair<int, int64_t>> remakes;  ///< edge, time
+    MaxFlow flow{2};                              ///< Node 0 is the source, and node 1 the sink.
+    std::vector<std::pair<int, ValueId>> keeps;   ///< Pairs of edge and value.
+    std::vector<std::pair<int, int64_t>> reruns;  ///< Pairs of edge and time in nanoseconds.
   };
 
-  /// Without capacities, which depend on the price.
+  /// Returns the network of a moment without capacities, which depend on the price.
   Network network_of(const Moment& moment) const {
     Network network;
     MaxFlow& flow = network.flow;
-    // Nodes: by value, needed after; by group, run again.
+    // A value has a node if it may be needed after the moment, and a group has a node if it may run again.
     std::vector<int> node_of_value(graph_.values().size(), -1);
     std::vector<int> node_of_group(dependences_.groups().ops.size(), -1);
     std::vector<ValueId> open;
@@ -247,9 +249,9 @@ class MemoryBounds::Moments {
         const std::vector<OpId>& ops = dependences_.groups().ops[at(group)];
         // An op that may run only once has run before, unless an alternative has run instead.
         if (ops.size() > 1 || graph_.op(ops.front()).recompute) {
-          network.remakes.emplace_back(flow.add_edge(again, 1, 0), fastest_ns(graph_, ops));
+          network.reruns.emplace_back(flow.add_edge(again, 1, 0), fastest_ns(graph_, ops));
           for (const ValueId input : dependences_.common_inputs(ops))
-            if (!graph_.value(input).resident && moment.is_there[index(input)] == 0)
+            if (!graph_.value(input).resident && moment.is_own[index(input)] == 0)
               flow.add_edge(again, need(input), MaxFlow::kUnlimited);
         } else {
           flow.add_edge(again, 1, MaxFlow::kUnlimited);
@@ -260,14 +262,14 @@ class MemoryBounds::Moments {
     return network;
   }
 
-  /// The cheapest way at a price.
+  /// Returns the cheapest way at a price.
   Line cheapest(Network& network, const Price& price) const {
     MaxFlow& flow = network.flow;
-    for (const auto& [edge, time_ns] : network.remakes) flow.set_capacity(edge, price.time_weight * time_ns);
+    for (const auto& [edge, time_ns] : network.reruns) flow.set_capacity(edge, price.time_weight * time_ns);
     for (const auto& [edge, id] : network.keeps) flow.set_capacity(edge, price.byte_weight * graph_.value(id).bytes);
     Line line{0, 0, flow.run(0, 1), {}};
-    HEADROOM_ASSERT(flow.find_error() == nullptr);  // What is proved by it is proved.
-    for (const auto& [edge, time_ns] : network.remakes)
+    HEADROOM_ASSERT(flow.find_error() == nullptr);  // The bound is proved by this flow.
+    for (const auto& [edge, time_ns] : network.reruns)
       if (flow.is_cut(edge)) line.time_ns += time_ns;
     for (const auto& [edge, id] : network.keeps) {
       if (!flow.is_cut(edge)) continue;
@@ -277,15 +279,16 @@ class MemoryBounds::Moments {
     return line;
   }
 
-  /// The largest over all prices; none where nothing fits. `way` is the fastest one met that fits.
+  /// Returns the largest bound over all prices, or none where no way fits. `way` becomes the fastest way found that
+  /// fits.
   std::optional<Extra> find_extra(const Moment& moment, int64_t room_bytes, Line& way) const {
     Network network = network_of(moment);
     Line all{0, moment.wanted_bytes, 0, {}};
-    // A byte less is worth any time.
+    // At this price, one byte less is worth any time.
     Line least = cheapest(network, fitting({1, FlowAmount{total_ns_} + 1}));
     if (least.bytes > room_bytes) return std::nullopt;
     Extra best;
-    for (int i = 0; i < kPrices && all.bytes > least.bytes; ++i) {
+    for (int i = 0; i < kMaxPrices && all.bytes > least.bytes; ++i) {
       const Price price = fitting({all.bytes - least.bytes, least.time_ns - all.time_ns});
       if (price.time_weight == 0 || price.byte_weight < 0) break;
       Line line = cheapest(network, price);
@@ -305,8 +308,8 @@ class MemoryBounds::Moments {
   const Graph& graph_;
   Dependences dependences_;
   int64_t least_ns_;
-  int64_t total_ns_ = 0;     ///< of all ops
-  int64_t total_bytes_ = 0;  ///< of all values
+  int64_t total_ns_ = 0;     ///< Time of all ops.
+  int64_t total_bytes_ = 0;  ///< Bytes of all values.
   std::vector<Moment> moments_;
 };
 

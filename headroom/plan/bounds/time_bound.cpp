@@ -28,7 +28,7 @@ NeededGroups find_needed_groups(const Graph& graph) {
   result.needed.assign(result.ops.size(), 0);
   std::vector<size_t> open;
   const auto need_value = [&](ValueId id) {
-    if (graph.producers(id).empty()) return;  // resident
+    if (graph.producers(id).empty()) return;  // The value is resident.
     const auto group = static_cast<size_t>(result.group_of_op[index(graph.producers(id).front())]);
     if (result.needed[group] == 0) open.push_back(group);
     result.needed[group] = 1;

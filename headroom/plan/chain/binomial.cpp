@@ -10,12 +10,15 @@ namespace headroom {
 namespace {
 
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-constexpr int kLong = 10'000;  ///< stages, from which on a plan takes long to make
-constexpr int64_t kMostForwardsIfLong = 10'000'000;
-constexpr int kFinePart = 64;   ///< numbers of states that are tried are such a part of them apart
-constexpr int kCoarsePart = 8;  ///< on longer chains, far from the best
+/// Number of stages above which few numbers of states are tried, because each plan takes long to make.
+constexpr int kMaxStagesForFineRange = 10'000;
+/// Maximum number of forwards of a plan for a longer chain.
+constexpr int64_t kMaxForwardsIfLong = 10'000'000;
+constexpr int kFineStepFraction = 64;  ///< Successive numbers of states that are tried differ by this fraction (1/64).
+/// The same fraction (1/8) on longer chains, except near the best number of states.
+constexpr int kCoarseStepFraction = 8;
 
-/// C(s+r, s), or kMost where it comes near that; 0 for negative r or s.
+/// Returns C(s+r, s), or kMost where it is too large to compute; 0 for negative r or s.
 int64_t beta(int64_t s, int64_t r) {
   if (r < 0 || s < 0) return 0;
   int64_t product = 1;
@@ -27,27 +30,28 @@ int64_t beta(int64_t s, int64_t r) {
   return product;
 }
 
-/// The r with beta(s, r-1) < length <= beta(s, r).
+/// Returns the r with beta(s, r-1) < length <= beta(s, r).
 int64_t repetitions(int64_t length, int64_t s) {
   int64_t r = 0;
-  if (s == 1) return length - 1;  // beta(1, r) = r + 1
+  if (s == 1) return length - 1;  // Because beta(1, r) = r + 1.
   while (beta(s, r) < length) ++r;
   return r;
 }
 
-/// How many stages to run before keeping a state, when `length` stages are reversed with `s` states. Any k such that
-/// both parts keep to r repetitions is optimal; the least of them.
+/// Returns how many stages to run before keeping a state, when `length` stages are reversed with `s` states. Every
+/// number for which both parts need at most r repetitions is optimal; this is the smallest.
 int64_t first_part(int64_t length, int64_t s) {
   const int64_t r = repetitions(length, s);
   return std::max({int64_t{1}, length - beta(s - 1, r), beta(s, r - 2)});
 }
 
-/// Reverses stages first..last, whose input is alive and kept by the caller, with `s` states, that input included.
+/// A part of the schedule that reverses stages first..last with `s` states. Their input is live, kept by the caller,
+/// and one of these states.
 struct Part {
   int first;
   int last;
   int64_t states;
-  int drop_before;  ///< the output that ends when this part begins, or 0
+  int drop_before;  ///< Stage whose output is dropped when this part begins, or 0.
 };
 
 Schedule schedule_with(const Chain& chain, int64_t states) {
@@ -63,7 +67,7 @@ Schedule schedule_with(const Chain& chain, int64_t states) {
       steps.backward_and_drop(part.first);
       continue;
     }
-    // With one state there is nothing to keep: run up to the last stage, reverse it, start again.
+    // With one state, no other can be kept: run up to the last stage, reverse it, and start again.
     const int split =
         part.states == 1 ? part.last - 1 : part.first - 1 + static_cast<int>(first_part(length, part.states));
     for (int i = part.first; i <= split; ++i) {
@@ -99,8 +103,8 @@ PlanResult plan_binomial(const Chain& chain, const PlanRequest& request, const B
     result.schedule = schedule_with(chain, states);
     return result;
   }
-  // The forwards fall as states are added, until all are kept; many numbers of states give the same plan cost, so long
-  // chains try a geometric range of them.
+  // The number of forwards falls as states are added, until all are kept. Many numbers of states give plans of the same
+  // cost, so long chains try a geometric range of them.
   const Graph graph = to_graph(chain);
   const bool tries_all = length < 128 && binomial_forwards(length, 1) <= BinomialOptions::kMostForwards;
   result.status = tries_all ? PlanStatus::kInfeasible : PlanStatus::kNotFound;
@@ -108,12 +112,12 @@ PlanResult plan_binomial(const Chain& chain, const PlanRequest& request, const B
   int64_t best_peak_bytes = kMost;
   int best_states = 0;
   result.smallest_budget_bytes = kMost;
-  const int64_t most_forwards = length <= kLong ? BinomialOptions::kMostForwards : kMostForwardsIfLong;
+  const int64_t max_forwards = length <= kMaxStagesForFineRange ? BinomialOptions::kMostForwards : kMaxForwardsIfLong;
   const auto try_states = [&](int states) {
-    if (binomial_forwards(length, states) > most_forwards) return;
+    if (binomial_forwards(length, states) > max_forwards) return;
     Schedule schedule = schedule_with(chain, states);
     const std::optional<Simulation> judged = find_simulation(graph, schedule);
-    if (!judged) return;  // Its time does not fit int64; that of more states does.
+    if (!judged) return;  // Its time does not fit int64, but that of a plan with more states does.
     const Simulation& simulation = *judged;
     result.smallest_budget_bytes = std::min(result.smallest_budget_bytes, simulation.peak_bytes);
     if (request.budget_bytes && simulation.peak_bytes > *request.budget_bytes) return;
@@ -126,13 +130,14 @@ PlanResult plan_binomial(const Chain& chain, const PlanRequest& request, const B
     result.schedule = std::move(schedule);
   };
   const auto next = [](int states, int part) { return states + std::max(1, states / part); };
-  const int part = length <= kLong ? kFinePart : kCoarsePart;
+  const int part = length <= kMaxStagesForFineRange ? kFineStepFraction : kCoarseStepFraction;
   for (int states = 1; states <= length; states = next(states, part)) try_states(states);
   if (result.smallest_budget_bytes == kMost) throw TooLarge("binomial: the time of no plan fits 64 bits");
-  if (part == kFinePart || best_states == 0) return result;
-  // Very long ones a coarser range, and then a finer one on both sides of the best.
+  if (part == kFineStepFraction || best_states == 0) return result;
+  // Longer chains were tried with a coarse range; now try a finer one on both sides of the best.
   const int last = std::min(length, next(best_states, part) - 1);
-  for (int states = best_states - best_states / kCoarsePart + 1; states <= last; states = next(states, kFinePart))
+  for (int states = best_states - best_states / kCoarseStepFraction + 1; states <= last;
+       states = next(states, kFineStepFraction))
     try_states(states);
   return result;
 }

@@ -15,9 +15,12 @@
 namespace headroom {
 namespace {
 
-constexpr int kMostStages = 2048;
-constexpr int kMostStagesForSmallestBudget = 1024;
-constexpr size_t kMostTableBytes = size_t{4} << 30;
+/// Maximum number of stages for which a table is computed, which takes O(L^3).
+constexpr int kMaxStages = 2048;
+/// Maximum number of stages for which the smallest budget is computed though all stages can be recorded.
+constexpr int kMaxStagesForSmallestBudget = 1024;
+/// Maximum size of a table.
+constexpr size_t kMaxTableBytes = size_t{4} << 30;
 
 size_t at(int i) { return static_cast<size_t>(i); }
 
@@ -26,9 +29,9 @@ struct Decision {
   std::optional<int> keep;
 };
 
-/// The schedule in which `decide(i, l, m)` says how to reverse the segments i < l within m. Steps are in order of time;
-/// what is to be done after a segment waits on a stack, so that the length of a chain does not become depth of
-/// recursion.
+/// Returns the schedule in which `decide(i, l, m)` says how to reverse the segments i < l within m. Steps are written
+/// in order of time. What follows a segment waits on a stack instead of a recursion, which would be as deep as the
+/// chain is long.
 template <typename Decide>
 Schedule make_schedule(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity, const Decide& decide) {
   struct Segment {
@@ -39,7 +42,7 @@ Schedule make_schedule(const ChainMoments& moments, const ChainNeeds& needs, int
   enum class After : uint8_t { kReverse, kBackward };
   struct Todo {
     After what = After::kReverse;
-    Segment segment;  // kBackward: of stage i
+    Segment segment;  // With kBackward, only its stage i is used.
   };
   ChainSteps steps(needs.length);
   std::vector<Todo> todo{{After::kReverse, {1, needs.length, capacity}}};
@@ -51,7 +54,7 @@ Schedule make_schedule(const ChainMoments& moments, const ChainNeeds& needs, int
       steps.backward_and_drop(i);
       continue;
     }
-    // a{l} is what the stages after l were reversed from.
+    // The stages after l were reversed from a{l}, which is no longer needed.
     if (l < needs.length) steps.drop_output(l);
     while (i < l) {
       const Decision decision = decide(i, l, m);
@@ -89,7 +92,7 @@ Schedule record_all(int length) {
   return steps.take();
 }
 
-/// Follows the table: the first decision that takes the least time.
+/// Returns the schedule that takes, for each segment, the first decision with the least time of the table.
 template <typename Number>
 Schedule follow_table(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
                       const ChainTable<Number>& table, const std::vector<int64_t>& forward_ns) {
@@ -109,8 +112,9 @@ Schedule follow_table(const ChainMoments& moments, const ChainNeeds& needs, int6
   });
 }
 
-/// Follows the least memory of each segment, which is at most m: records where there is room, else keeps the output
-/// nearest the middle for which there is, since halving repeats the least.
+/// Returns the schedule that follows the smallest memory of each segment, which is at most m: it records where the
+/// memory suffices, and else keeps the output nearest the middle for which it suffices, because bisection recomputes
+/// the least.
 Schedule follow_least_memory(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity,
                              const SegmentArray<int64_t>& least) {
   return make_schedule(moments, needs, capacity, [&](int i, int l, int64_t m) -> Decision {
@@ -126,7 +130,7 @@ Schedule follow_least_memory(const ChainMoments& moments, const ChainNeeds& need
   });
 }
 
-/// Rounded up to slots: at most the least memory in slots.
+/// Returns memory in slots, rounded up. The result is at most the smallest memory computed in slots.
 SegmentArray<int64_t> in_slots(SegmentArray<int64_t> bytes, int64_t slot_bytes) {
   for (int64_t& item : bytes.items()) item = (item + slot_bytes - 1) / slot_bytes;
   return bytes;
@@ -137,8 +141,8 @@ struct Solution {
   double extra_ns = 0;
 };
 
-/// The fewest slots for each time that a table has, at most `most` of them, most slots first. Only `capacity` where
-/// `most` is 1.
+/// Returns the smallest number of slots for each time in a table, the largest first. Returns at most `most` of them,
+/// and only `capacity` where `most` is 1.
 template <typename Number>
 std::vector<int64_t> capacities_of(const ChainTable<Number>& table, int length, int64_t capacity, int64_t most) {
   std::vector<int64_t> capacities;
@@ -153,14 +157,14 @@ std::vector<int64_t> capacities_of(const ChainTable<Number>& table, int length, 
   return spread;
 }
 
-/// Plans of least time in slots: within `capacity`, or as capacities_of() has it. None where the least time is more
-/// than the numbers can tell, or there is no plan.
+/// Returns plans of least time in slots: one within `capacity`, or those of capacities_of(). A plan is missing where
+/// its time is more than the table's numbers can represent, or where there is no plan.
 template <typename Number>
 std::vector<Solution> solve(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity, int64_t most,
                             const SegmentArray<int64_t>& least, const std::vector<int64_t>& forward_ns, int threads) {
   ChainTableOptions options;
   options.threads = thread_count(threads);
-  const ChainTable<Number> table(needs, capacity, least, forward_ns, kMostTableBytes, options);
+  const ChainTable<Number> table(needs, capacity, least, forward_ns, kMaxTableBytes, options);
   std::vector<Solution> solutions;
   for (const int64_t within : capacities_of(table, needs.length, capacity, most)) {
     const double extra_ns = table.extra_ns(1, needs.length, within);
@@ -170,7 +174,7 @@ std::vector<Solution> solve(const ChainMoments& moments, const ChainNeeds& needs
   return solutions;
 }
 
-/// With small numbers if they do, which is faster.
+/// Returns plans of least time in slots, computed with 32-bit numbers where those suffice, which is faster.
 std::vector<Solution> solve(const ChainMoments& moments, const ChainNeeds& needs, int64_t capacity, int64_t most,
                             const SegmentArray<int64_t>& least, const std::vector<int64_t>& forward_ns, int threads) {
   double forward_sum_ns = 0;
@@ -182,20 +186,20 @@ std::vector<Solution> solve(const ChainMoments& moments, const ChainNeeds& needs
         "2^53 ns, found " +
         std::to_string(needs.length) + " stages and a sum of " + std::to_string(static_cast<int64_t>(forward_sum_ns)) +
         " ns");
-  constexpr double kMostSmallNs = ChainTable<uint32_t>::kMostNs;
-  if (forward_sum_ns < kMostSmallNs) {
+  constexpr double kMaxSmallNs = ChainTable<uint32_t>::kMostNs;
+  if (forward_sum_ns < kMaxSmallNs) {
     std::vector<Solution> solutions = solve<uint32_t>(moments, needs, capacity, most, least, forward_ns, threads);
-    // Of several, the slowest are missing where those that are there come close to what the numbers can tell.
+    // Of several plans, the slowest may be missing if the others come close to the largest number.
     const bool has_all =
-        !solutions.empty() && (most == 1 || solutions.back().extra_ns + forward_sum_ns < kMostSmallNs / 2);
-    if (has_all || most_ns < kMostSmallNs) return solutions;
+        !solutions.empty() && (most == 1 || solutions.back().extra_ns + forward_sum_ns < kMaxSmallNs / 2);
+    if (has_all || most_ns < kMaxSmallNs) return solutions;
   }
   return solve<double>(moments, needs, capacity, most, least, forward_ns, threads);
 }
 
 void check_length(const Chain& chain) {
-  if (chain.length() > kMostStages)
-    throw NotApplicable("chain: takes at most " + std::to_string(kMostStages) + " stages, found " +
+  if (chain.length() > kMaxStages)
+    throw NotApplicable("chain: takes at most " + std::to_string(kMaxStages) + " stages, found " +
                         std::to_string(chain.length()) +
                         ", unless the budget is enough to record all of them: join stages");
 }
@@ -224,13 +228,13 @@ PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const Chai
   const std::vector<int64_t> forward_ns = forward_times(chain);
   for (const Stage& stage : chain.stages) result.lower_bound_ns += stage.forward_ns + stage.backward_ns;
 
-  // What is left beside resident values, without the shift that all needs have.
+  // The bytes that the budget leaves beside resident values, without the shift that is part of all needs.
   const int64_t left_bytes = *request.budget_bytes < resident_bytes ? -1 : *request.budget_bytes - resident_bytes;
   const bool fits_recorded = left_bytes >= std::max<int64_t>(moments.record_all_bytes() - moments.shift_bytes(), 0);
   if (fits_recorded) {
     result.status = PlanStatus::kOptimal;
     result.schedule = record_all(length);
-    if (length > kMostStagesForSmallestBudget) return result;
+    if (length > kMaxStagesForSmallestBudget) return result;
   }
   check_length(chain);
   const ChainNeeds needs_bytes = moments.needs(1);

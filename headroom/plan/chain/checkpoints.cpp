@@ -8,7 +8,7 @@
 namespace headroom {
 namespace {
 
-/// Backward through the stages (from, to], whose tapes are there. `held` keeps a{to} and g{to} to the end.
+/// Adds backward through the stages (from, to], whose tapes are live. With `held`, a{to} and g{to} are kept to the end.
 void reverse_segment(ChainSteps& steps, int from, int to, bool held) {
   for (int i = to; i > from; --i) {
     if (i == to && held) {

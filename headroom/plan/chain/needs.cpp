@@ -9,7 +9,7 @@ namespace {
 
 size_t at(int i) { return static_cast<size_t>(i); }
 
-/// Rounded up, and at least 0: no segment does with less.
+/// Returns bytes in slots, rounded up and at least 0, since no segment needs less.
 int64_t slots_of(int64_t bytes, int64_t slot_bytes) {
   return bytes <= 0 ? 0 : bytes / slot_bytes + (bytes % slot_bytes != 0);
 }
@@ -42,7 +42,7 @@ ChainMoments::ChainMoments(const Chain& chain)
                   std::max<int64_t>(stage.backward_workspace_bytes, 0);
     least_single_bytes = std::min(least_single_bytes, single_bytes(i));
   }
-  // Any way to reverse (i..l) contains R{l} B{l} with at least as much else alive as in (l..l).
+  // Every way to reverse (i..l) contains R{l} B{l} with at least as many other bytes live as in (l..l).
   shift_bytes_ = -least_single_bytes;
   if (__builtin_add_overflow(most_bytes, shift_bytes_, &most_bytes))
     throw TooLarge("chain: sizes and negative workspaces are too large to be added in 64 bits");
@@ -86,7 +86,7 @@ ChainNeeds ChainMoments::needs(int64_t slot_bytes) const {
 SegmentArray<int64_t> least_memory(const ChainNeeds& needs) {
   const int length = needs.length;
   SegmentArray<int64_t> least(length);
-  // columns[l][j] = output(j) + least(j+1, l): so that both operands of the loop over j are contiguous.
+  // columns[l][j] = output(j) + least(j+1, l), so that both operands of the loop over j are contiguous.
   std::vector<std::vector<int64_t>> columns(at(length) + 1);
   for (int l = 1; l <= length; ++l) columns[at(l)].resize(at(l));
   for (int i = length; i >= 1; --i) {

@@ -10,9 +10,9 @@ namespace {
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
 
-/// What each stage adds to the moments of a segment (i, j]; all arrays are by stage, 0..n.
+/// The bytes that each stage adds to the moments of a segment (i, j]. All arrays are indexed by stage, 0..n.
 ///
-/// Beyond the checkpoints up to a_i and what is resident, with T(k) = the tapes of stages 1..k:
+/// Besides the checkpoints up to a_i and resident values, with T(k) = the tapes of stages 1..k, the moments are
 ///     backward of k     T(k) - T(i) + backward[k]
 ///     recording k       T(k) - T(i) + recording workspace of k + incoming[j]
 ///     forward of k      (a_{k-1} unless k-1 = i) + a_k + forward workspace of k            (not in the last segment)
@@ -22,11 +22,11 @@ struct Moments {
     const auto size = static_cast<size_t>(n) + 1;
     for (auto* array : {&kept, &tapes, &backward, &incoming, &recording, &first_forward, &later_forward})
       array->assign(size, 0);
-    int64_t later_gradients = 0;  // of the parameters of stages after k
+    int64_t later_gradients = 0;  // Bytes of the parameter gradients of the stages after k.
     for (int k = n; k >= 1; --k) {
       const Stage& stage = chain.stage(k);
       const auto at = static_cast<size_t>(k);
-      incoming[at] = (k == n ? 0 : chain.gradient_bytes(k)) + later_gradients;  // g{n} is resident
+      incoming[at] = (k == n ? 0 : chain.gradient_bytes(k)) + later_gradients;  // The last gradient, g{n}, is resident.
       backward[at] = incoming[at] + chain.gradient_bytes(k - 1) + stage.gradient_bytes + stage.backward_workspace_bytes;
       later_gradients += stage.gradient_bytes;
     }
@@ -42,26 +42,29 @@ struct Moments {
   }
 
   int n;
-  std::vector<int64_t> kept;           ///< a_k
-  std::vector<int64_t> tapes;          ///< T(k)
-  std::vector<int64_t> backward;       ///< beside tapes
-  std::vector<int64_t> incoming;       ///< gradients alive while a segment that ends in k is recorded
-  std::vector<int64_t> recording;      ///< T(k) + recording workspace
-  std::vector<int64_t> first_forward;  ///< of a segment
+  std::vector<int64_t> kept;       ///< The bytes of a_k.
+  std::vector<int64_t> tapes;      ///< T(k)
+  std::vector<int64_t> backward;   ///< Bytes of the backward moment beside tapes.
+  std::vector<int64_t> incoming;   ///< Bytes of the gradients that are live while a segment that ends in k is recorded.
+  std::vector<int64_t> recording;  ///< T(k) + recording workspace
+  std::vector<int64_t> first_forward;  ///< Bytes of the forward moment of a segment's first stage.
+  /// Bytes of the forward moment of a later stage.
   std::vector<int64_t> later_forward;
 };
 
-/// The exact need(i, j) of every segment that starts at i, j ascending, O(1) each.
+/// Calls `visit(j, need(i, j))` with the exact need of every segment that starts at i, j ascending. Takes O(1) for
+/// each.
 template <typename Visit>
 void for_each_need(const Moments& moments, int i, bool reentrant, Visit visit) {
-  int64_t backward = kLeast;  // largest T(k) + backward[k] so far
+  int64_t backward = kLeast;  // The largest T(k) + backward[k] so far.
   int64_t recording = kLeast;
   int64_t forward = kLeast;
   const int64_t before = moments.tapes[static_cast<size_t>(i)];
   for (int j = i + 1; j <= moments.n; ++j) {
     const auto at = static_cast<size_t>(j);
     const bool holds_end = reentrant && j < moments.n && backward != kLeast;
-    int64_t need = holds_end ? backward - before + 2 * moments.kept[at] : kLeast;  // g_j is as large as a_j
+    // The gradient g_j is as large as a_j.
+    int64_t need = holds_end ? backward - before + 2 * moments.kept[at] : kLeast;
     backward = std::max(backward, moments.tapes[at] + moments.backward[at]);
     recording = std::max(recording, moments.recording[at]);
     forward = std::max(forward, j == i + 1 ? moments.first_forward[at] : moments.later_forward[at]);
@@ -76,7 +79,7 @@ void for_each_need(const Moments& moments, int i, bool reentrant, Visit visit) {
   }
 }
 
-/// The largest of a window of numbers that is fed at one end and expires at the other.
+/// Finds the maximum of a window of numbers. Numbers enter at one end and expire at the other.
 class WindowMaximum {
  public:
   void push(int position, int64_t number) {
@@ -97,8 +100,8 @@ class WindowMaximum {
   std::deque<Item> items_;
 };
 
-/// An upper bound of need(i, j) that grows with j and shrinks with i: the largest over i < k <= j of `reverse[k]` -
-/// T(i) and of the forward moments. It is need(i, j) itself where is_exact().
+/// An upper bound of need(i, j) that grows with j and shrinks with i: the maximum over i < k <= j of `reverse[k]` -
+/// T(i) and of the forward moments. It equals need(i, j) where `exact` is true.
 struct MonotoneNeeds {
   explicit MonotoneNeeds(const Moments& given) : moments(given), reverse(given.tapes.size(), kLeast) {
     int64_t recording = kLeast;
@@ -119,8 +122,9 @@ struct MonotoneNeeds {
   bool exact = true;
 };
 
-/// M(0) by the queue. Candidates j are queued from far to near with M smaller the farther. `second` is at least as good
-/// as `front` once need(i, front) >= M(second), and stays so, since need() grows as i falls.
+/// Returns M(0) by the queue. The candidates j are queued from the largest to the smallest, with M smaller for larger
+/// j. The second candidate is at least as good as the front once need(i, front) >= M(second), and stays so, since
+/// need() grows as i falls.
 int64_t least_peak(const MonotoneNeeds& needs) {
   const Moments& moments = needs.moments;
   struct Candidate {
@@ -159,15 +163,17 @@ int64_t least_peak(const Moments& moments, bool reentrant) {
   return least[0];
 }
 
-/// The bytes kept when stage j is a checkpoint, at the least, or kNever; and the checkpoint before it.
+/// The smallest number of bytes kept by checkpoints up to stage j, if stage j is one (kNever if that is impossible),
+/// and the checkpoint before it.
 struct Prefixes {
   explicit Prefixes(int n) : bytes(static_cast<size_t>(n) + 1, kNever), previous(static_cast<size_t>(n) + 1, 0) {}
   std::vector<int64_t> bytes;
   std::vector<int> previous;
 };
 
-/// Extends prefixes of `from` by one segment each, within the peak, to stages 1..last. `to` may be `from`: then by any
-/// number of segments. Candidates i are queued with fewer bytes the older; one that no longer fits never does again.
+/// Extends prefixes of `from` by one segment each, within the peak, to stages 1..last. If `to` is `from`, extends by
+/// any number of segments. Older candidates i in the queue keep fewer bytes; a candidate that no longer fits never fits
+/// again.
 void extend(const MonotoneNeeds& needs, int64_t peak, int last, const Prefixes& from, Prefixes& to) {
   const Moments& moments = needs.moments;
   std::deque<int> queue;
@@ -195,7 +201,7 @@ void extend(const MonotoneNeeds& needs, int64_t peak, int last, const Prefixes& 
   }
 }
 
-/// The same with the exact need().
+/// Extends prefixes in the same way, with the exact need().
 void extend(const Moments& moments, bool reentrant, int64_t peak, int last, const Prefixes& from, Prefixes& to) {
   for (int i = 0; i < last; ++i) {
     const int64_t bytes = from.bytes[static_cast<size_t>(i)];
@@ -210,10 +216,10 @@ void extend(const Moments& moments, bool reentrant, int64_t peak, int last, cons
   }
 }
 
-/// The subset with the earliest last checkpoint (recomputation is all that lies before it), then the fewest
-/// checkpoints, within `peak`, which some subset reaches. `extend_to(last, from, to)` is one of the above; `end_fits(c,
-/// bytes)` says whether the last segment may start at c; `layer_work` is how many segments one call of extend_to looks
-/// at.
+/// Returns the subset within `peak`, which some subset reaches, that has the earliest last checkpoint (everything
+/// before it is recomputed), and of those the fewest checkpoints. `extend_to(last, from, to)` is one of the functions
+/// above; `end_fits(c, bytes)` returns whether the last segment may start at c; `layer_work` is how many segments one
+/// call of extend_to visits.
 template <typename Extend, typename EndFits>
 std::vector<int> best_subset(int n, int64_t layer_work, Extend extend_to, EndFits end_fits) {
   Prefixes all(n);
@@ -221,7 +227,7 @@ std::vector<int> best_subset(int n, int64_t layer_work, Extend extend_to, EndFit
   extend_to(n - 1, all, all);
   int last = 0;
   while (!end_fits(last, all.bytes[static_cast<size_t>(last)])) ++last;
-  // Layer by layer: exactly 1, 2, … checkpoints.
+  // Layer k has the prefixes with exactly k checkpoints.
   std::vector<Prefixes> layers(1, Prefixes(n));
   layers[0].bytes[0] = 0;
   const auto reached = [&] { return end_fits(last, layers.back().bytes[static_cast<size_t>(last)]); };
@@ -245,7 +251,8 @@ std::vector<int> best_subset(int n, int64_t layer_work, Extend extend_to, EndFit
 std::vector<int> linear_subset(const MonotoneNeeds& needs) {
   const Moments& moments = needs.moments;
   const int64_t peak = least_peak(needs);
-  // need(c, n) from the back: the largest reverse moment after c; the forward pass records there.
+  // reverse_after[c] is the largest reverse moment after c. It gives need(c, n), because the forward pass records the
+  // last segment.
   std::vector<int64_t> reverse_after(needs.reverse.size(), kLeast);
   for (size_t c = reverse_after.size() - 1; c-- > 0;)
     reverse_after[c] = std::max(reverse_after[c + 1], needs.reverse[c + 1]);

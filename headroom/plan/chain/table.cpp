@@ -20,9 +20,9 @@ size_t at(int i) { return static_cast<size_t>(i); }
 
 }  // namespace
 
-/// Fills a table tile by tile. A tile is a square of segments, kTile starts by kTile ends; it needs the tiles left of
-/// it (the same starts, earlier ends) and below it (later starts, the same ends). Within a tile everything is computed
-/// one block of slots after the other: no segment needs more slots of another than it has itself.
+/// Fills a table tile by tile. A tile is a square of segments, kTile starts by kTile ends. It needs the tiles left of
+/// it (the same starts, earlier ends) and below it (later starts, the same ends). Within a tile, all segments are
+/// computed one block of slots after the other, since no segment needs more slots of another than it has itself.
 template <typename Number>
 class ChainTableFiller {
  public:
@@ -71,8 +71,8 @@ class ChainTableFiller {
 
   std::atomic<bool>& done(int row, int column) { return done_[at(row * tiles_per_side_ + column)]; }
 
-  /// Takes tiles in an order in which each comes after those it needs, so that whoever has the first unfinished one
-  /// never waits.
+  /// Computes tiles, in an order in which each comes after those that it needs, so that the thread with the first
+  /// unfinished tile never waits.
   void work(Number* scratch) {
     for (size_t next = next_tile_++; next < tiles_.size(); next = next_tile_++) {
       const Tile& tile = tiles_[next];
@@ -86,7 +86,7 @@ class ChainTableFiller {
     }
   }
 
-  /// A tile at one block of slots.
+  /// Computes a tile at one block of slots.
   struct BlockOfTile {
     const ChainTableFiller& filler;
     const Tile& tile;
@@ -96,7 +96,7 @@ class ChainTableFiller {
     const Table& table = filler.table_;
     const ChainNeeds& needs = filler.needs_;
 
-    /// The cell of a group and an end while it is being computed.
+    /// Returns the cell of a group and an end while it is being computed.
     Number* best(int group, int l) const {
       return scratch + (at(group - Table::group_of(tile.first_i)) * kTile + at(l - tile.first_l)) * kCell;
     }
@@ -105,7 +105,8 @@ class ChainTableFiller {
       const int first_group = Table::group_of(tile.first_i);
       const int last_group = Table::group_of(tile.last_i);
       std::fill_n(scratch, kTileCells * kCell, Table::kUnset);
-      // Keep j for the j between the tile's starts and its ends, a few at a time, for what they need to stay in cache.
+      // First the choices "keep j" with j between the tile's starts and its ends, a few at a time, so that what they
+      // read stays in cache.
       for (int j = tile.last_i; j < tile.first_l; j += kChunk)
         for (int group = first_group; group <= last_group; ++group)
           keep_each_for_all_ends(group, j, std::min(j + kChunk, tile.first_l));
@@ -142,14 +143,15 @@ class ChainTableFiller {
                        best(group, l));
     }
 
-    /// The rows of a group at one end, from best(group, l) that has every j at or after all of the rows.
+    /// Computes the rows of a group at one end, from best(group, l), which includes every j at or after all of the
+    /// rows.
     void finish(int group, int l) const {
       const Left& left = table.left(group, block);
       const Right& right = table.right(l, block);
       const bool is_stored = left.begin <= l && l < left.end;
       Number* best_cell = best(group, l);
-      if (is_stored && l < last_row(group))  // the kernel reads rows after l too, though nobody uses what it gets
-        std::fill_n(table.stored_cell(left, l), kCell, Table::kInfinity);
+      // The kernel reads rows after l too, though its results for them are not used.
+      if (is_stored && l < last_row(group)) std::fill_n(table.stored_cell(left, l), kCell, Table::kInfinity);
       for (int i = std::min(last_row(group), l); i >= first_row(group); --i) {
         if (is_stored) {
           const int row = i - first_row(group);
@@ -162,7 +164,7 @@ class ChainTableFiller {
       }
     }
 
-    /// `row` has the least of D(i,j)[m] + D(j+1,l)[m - output(j)] over all j; now D(i,l)[m].
+    /// Computes D(i,l)[m] in `row`, which has the minimum of D(i,j)[m] + D(j+1,l)[m - output(j)] over all j.
     void finish_row(int i, int l, Number* row) const {
       const int64_t m = block * kBlock;
       const auto slots_below = [m](int64_t need) { return std::clamp<int64_t>(need - m, 0, kBlock); };
@@ -180,7 +182,7 @@ class ChainTableFiller {
       std::fill(row, row + slots_below(needs.begin(i, l)), Table::kInfinity);
     }
 
-    /// D(i,l)[m], D(i,l)[m+1], … into the block `out`; m may be negative.
+    /// Copies D(i,l)[m], D(i,l)[m+1], … into the block `out`. m may be negative.
     void read(int i, int l, int64_t m, Number* out) const {
       const int64_t lower = m >= 0 ? m / kBlock : -((kBlock - 1 - m) / kBlock);
       Number both[2 * size_t{kBlock}];
@@ -227,13 +229,14 @@ typename ChainTable<Number>::Numbers ChainTable<Number>::make_numbers(size_t cou
   Numbers numbers(static_cast<Number*>(std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)));
   if (!numbers) throw std::bad_alloc();
 #if defined(__linux__)
-  // With small pages, first touching a table takes about as long as computing it. Not to get large ones is no error.
+  // With small pages, touching a table for the first time takes about as long as computing it. Not getting large pages
+  // is no error.
   if (bytes >= kLargePage) static_cast<void>(madvise(numbers.get(), bytes, MADV_HUGEPAGE));
 #endif
   return numbers;
 }
 
-/// Decides what is stored, and where.
+/// Decides which blocks are stored, and where.
 template <typename Number>
 void ChainTable<Number>::lay_out(const ChainNeeds& needs, const SegmentArray<int64_t>& least, size_t most_bytes) {
   const size_t most_numbers = most_bytes / sizeof(Number);
@@ -251,11 +254,13 @@ void ChainTable<Number>::lay_out(const ChainNeeds& needs, const SegmentArray<int
 
   const SegmentArray<int64_t> enough = record_all_memory(needs);
   std::vector<int64_t> group_enough(at(length_) + 1);
-  std::vector<int64_t> least_from(at(length_) + 2);  // of the group's segments that end at l or later
+  // By end l: smallest memory of the group's segments that end at l or later.
+  std::vector<int64_t> least_from(at(length_) + 2);
   for (int g = 0; g < groups_; ++g) {
     const int first = g * kRows + 1;
     const int last = std::min(first + kRows - 1, length_);
-    int64_t most = 0;  // a segment that starts at i is left with at most capacity - output(i-1)
+    // A segment that starts at i is left with at most capacity - output(i-1).
+    int64_t most = 0;
     for (int i = first; i <= last; ++i) most = std::max(most, capacity_ - needs.output[at(i - 1)]);
     least_from[at(length_) + 1] = std::numeric_limits<int64_t>::max();
     for (int l = length_; l >= first; --l) {
@@ -277,7 +282,8 @@ void ChainTable<Number>::lay_out(const ChainNeeds& needs, const SegmentArray<int
     }
   }
 
-  std::vector<int64_t> least_until(at(length_) + 1);  // of the right sides that start at i or earlier
+  // By start i: smallest memory of the right sides that start at i or earlier.
+  std::vector<int64_t> least_until(at(length_) + 1);
   for (int l = 1; l <= length_; ++l) {
     least_until[1] = std::numeric_limits<int64_t>::max();
     for (int i = 2; i <= l; ++i)

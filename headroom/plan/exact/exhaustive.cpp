@@ -13,14 +13,14 @@
 namespace headroom {
 namespace {
 
-/// Adds, and returns the number nearest to the sum where that does not fit.
+/// Returns the sum of two numbers, or the number nearest to it where it does not fit int64.
 int64_t capped_sum(int64_t a, int64_t b) {
   int64_t sum = 0;
   if (!__builtin_add_overflow(a, b, &sum)) return sum;
   return b > 0 ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int64_t>::min();
 }
 
-/// One op in masks.
+/// The values of one op as masks.
 struct OpMasks {
   Mask inputs = 0;
   Mask outputs = 0;
@@ -36,7 +36,7 @@ class ExhaustiveSearch::Search {
   explicit Search(const Graph& graph) : graph_(graph), memory_(graph), values_(memory_.values()) {
     const NeededGroups groups = find_needed_groups(graph);
     std::vector<int> number(groups.ops.size(), kOptional);
-    std::vector<OpId> last_op;  // by needed group
+    std::vector<OpId> last_op;  // By needed group: its last op in base order.
     for (size_t g = 0; g < groups.ops.size(); ++g) {
       if (groups.needed[g] == 0) continue;
       number[g] = static_cast<int>(last_op.size());
@@ -62,8 +62,8 @@ class ExhaustiveSearch::Search {
     describe_producers(groups);
   }
 
-  /// Returns whether it found a schedule within the budget that costs less than `cost_limit`. Where it did not, there is
-  /// none, or timed_out().
+  /// Searches for a schedule within the budget that costs less than `cost_limit`. Returns whether it found one. Where
+  /// it did not, there is none, or timed_out() is true.
   bool run(Goal goal, int64_t budget_bytes, int64_t cost_limit, int64_t max_states) {
     goal_ = goal;
     cost_limit_ = cost_limit;
@@ -96,7 +96,7 @@ class ExhaustiveSearch::Search {
   }
 
   bool timed_out() const { return timed_out_; }
-  int64_t state_count() const { return static_cast<int64_t>(found_.size()); }  ///< of the last run
+  int64_t state_count() const { return static_cast<int64_t>(found_.size()); }  ///< Number of states in the last run.
   int64_t cost() const { return found_[goal_number_].cost; }
 
   Schedule schedule() const {
@@ -110,7 +110,7 @@ class ExhaustiveSearch::Search {
  private:
   struct Found {
     int64_t cost;
-    int64_t rest;  ///< least_rest() of the state
+    int64_t rest;  ///< Lower bound on the remaining cost, which is least_rest() of the state.
     size_t previous;
     Step step;
     bool done;
@@ -118,10 +118,10 @@ class ExhaustiveSearch::Search {
 
   /// How a value can be recomputed.
   struct Producers {
-    Mask inputs = ~Mask{0};  ///< of all of them
+    Mask inputs = ~Mask{0};  ///< Values that all of them read.
     int64_t fastest_ns = std::numeric_limits<int64_t>::max();
-    int needed_group = kOptional;  ///< its bit in State::started
-    int group = 0;                 ///< among all groups
+    int needed_group = kOptional;  ///< Bit of their group in State::started.
+    int group = 0;                 ///< Number of their group among all groups.
   };
 
   void describe_producers(const NeededGroups& groups) {
@@ -153,10 +153,11 @@ class ExhaustiveSearch::Search {
     return useful;
   }
 
-  /// Returns a lower bound on the cost of all steps to come, for the least time. What first runs and the end of the step
-  /// read must be alive then. Each group that writes a value of these that was made and is missing has to run once more,
-  /// and so do those that write missing inputs of such a run: in the fastest way for the slowest of its values. No step
-  /// lowers this bound by more than it costs, so a state that is taken from the queue has its least cost.
+  /// Returns a lower bound on the cost of all steps to come, if the goal is the least time. Values that first runs and
+  /// the end of the step read must be live then. Each group that writes such a value that was produced and is missing
+  /// has to run once more, and so do the groups that write missing inputs of such a run, each in the fastest way for
+  /// the slowest of its values. No step lowers this bound by more than it costs, so a state that is taken from the
+  /// queue has its least cost.
   int64_t least_rest(const State& state) {
     if (goal_ == Goal::kLeastPeak) return 0;
     const auto [entry, is_new] = needed_later_.try_emplace(state.started, outputs_);
@@ -195,7 +196,7 @@ class ExhaustiveSearch::Search {
 
   void expand(const State& state, int64_t cost, size_t number) {
     memory_.restore(state);
-    // A value that nothing to come can use is dropped before anything else is tried.
+    // A value that no later step can use is dropped before anything else is tried.
     const Mask useful_values = useful(state.started);
     for (Mask rest = state.alive & ~useful_values; rest != 0; rest &= rest - 1) {
       const ValueId id = values_[static_cast<size_t>(std::countr_zero(rest))];
@@ -205,11 +206,11 @@ class ExhaustiveSearch::Search {
     }
     bool cramped = false;
     for (size_t i = 0; i < ops_.size(); ++i) {
-      // Few ops are ready, which the masks tell faster than find_fault() below.
+      // Few ops are ready, and the masks find them faster than find_fault() below.
       if ((ops_[i].inputs & ~state.alive) != 0) continue;
       const bool first_run = (group_bit(i) & ~state.started) != 0;
       if (first_run && (before_[static_cast<size_t>(group_of_op_[i])] & ~state.started) != 0) continue;
-      // A run whose outputs are all alive can still free what their current copies hold.
+      // A run whose outputs are all live can still free what their current copies hold.
       const Mask missing = ops_[i].outputs & ~state.alive;
       if (!first_run && (missing & useful_values) == 0 && !hold_ghosts(state, ops_[i].outputs)) continue;
       if (memory_.memory().find_fault(Step::run(op_id(i)))) continue;
@@ -222,7 +223,7 @@ class ExhaustiveSearch::Search {
     if (cramped) try_drops(state, cost, number);
   }
 
-  /// Returns whether the run fits, and does not raise the least peak.
+  /// Adds the state after a run, if the run fits. Returns whether it fits without raising the least peak.
   bool try_run(const State& state, int64_t cost, size_t number, const Step& run, bool first_run) {
     const std::optional<int64_t> moment = memory_.memory().find_moment_bytes(run);
     if (!moment) return false;
@@ -230,7 +231,8 @@ class ExhaustiveSearch::Search {
     return *moment <= (goal_ == Goal::kLeastPeak ? cost : budget_bytes_);
   }
 
-  /// Dropping a value early helps only before a run that does not fit, or that would raise the least peak.
+  /// Adds the states after drops of live values. Dropping a value early helps only before a run that does not fit, or
+  /// that would raise the least peak.
   void try_drops(const State& state, int64_t cost, size_t number) {
     for (Mask rest = state.alive; rest != 0; rest &= rest - 1) {
       const auto v = static_cast<size_t>(std::countr_zero(rest));
@@ -250,7 +252,7 @@ class ExhaustiveSearch::Search {
                       graph_.ops()[i].time_ns - (first_run ? fastest_ns_[static_cast<size_t>(group_of_op_[i])] : 0));
   }
 
-  /// Notes the state that a step leads to from the one that is being expanded.
+  /// Adds the state that a step leads to from the state that is being expanded.
   void take(const State& state, const Step& step, int64_t cost, size_t number) {
     if (cost >= cost_limit_) return;
     State next = memory_.after(state, step);
@@ -258,7 +260,7 @@ class ExhaustiveSearch::Search {
     reach(next, cost, number, step);
   }
 
-  /// Notes a way to a state, if it is the cheapest so far.
+  /// Stores a way to a state if it is the cheapest so far.
   void reach(const State& state, int64_t cost, size_t previous, Step step) {
     const auto [number, is_new] = states_.add(state);
     if (is_new) {
@@ -274,25 +276,27 @@ class ExhaustiveSearch::Search {
     if (least_cost < cost_limit_) queue_.emplace(least_cost, number);
   }
 
-  static constexpr int kOptional = -1;  ///< a group that is not needed: free at any time
+  static constexpr int kOptional = -1;  ///< The number of a group that is not needed, which may run at any time.
   static constexpr size_t kNone = std::numeric_limits<size_t>::max();
 
   const Graph& graph_;
-  StateMemory memory_;  ///< at the state that is being expanded
+  StateMemory memory_;  ///< The memory at the state that is being expanded.
   std::span<const ValueId> values_;
-  Mask all_groups_ = 0;              ///< needed ones
-  std::vector<Mask> before_;         ///< by needed group: those that are listed before all of it
-  std::vector<int64_t> fastest_ns_;  ///< by needed group
+  Mask all_groups_ = 0;              ///< The needed groups.
+  std::vector<Mask> before_;         ///< By needed group: the groups that are listed before all of it.
+  std::vector<int64_t> fastest_ns_;  ///< By needed group: time of its fastest op.
   Mask outputs_ = 0;
-  Mask first_outputs_ = 0;  ///< of ops that may run in place
+  Mask first_outputs_ = 0;  ///< First outputs of ops that may run in place.
   std::vector<OpMasks> ops_;
   std::vector<int> group_of_op_;
-  std::vector<Mask> needed_inputs_;              ///< by needed group: what all of its ops read
-  std::vector<Producers> producers_;             ///< by value
-  std::unordered_map<Mask, Mask> useful_;        ///< by State::started
-  std::unordered_map<Mask, Mask> needed_later_;  ///< by State::started: what first runs to come and the end must have
-  std::vector<int64_t> slowest_missing_ns_;      ///< by group, 0 outside of least_rest()
-  std::vector<int> touched_groups_;              ///< of least_rest()
+  std::vector<Mask> needed_inputs_;        ///< By needed group: values that all of its ops read.
+  std::vector<Producers> producers_;       ///< By value.
+  std::unordered_map<Mask, Mask> useful_;  ///< By State::started: result of useful().
+  /// By State::started: values that later first runs and the end of the step read.
+  std::unordered_map<Mask, Mask> needed_later_;
+  /// By group: time of its slowest missing value; 0 outside of least_rest().
+  std::vector<int64_t> slowest_missing_ns_;
+  std::vector<int> touched_groups_;  ///< Groups whose time least_rest() has set.
 
   Goal goal_ = Goal::kLeastTime;
   int64_t budget_bytes_ = 0;
@@ -300,7 +304,7 @@ class ExhaustiveSearch::Search {
   bool timed_out_ = false;
   size_t goal_number_ = 0;
   StateTable states_;
-  std::vector<Found> found_;  ///< by number of the state
+  std::vector<Found> found_;  ///< By number of the state.
   using Open = std::pair<int64_t, size_t>;
   std::priority_queue<Open, std::vector<Open>, std::greater<>> queue_;
 };
@@ -309,7 +313,7 @@ namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
-/// Returns what exceeds the limits, in words.
+/// Returns which size of a graph exceeds the limits, in words, or none.
 std::optional<std::string> find_excess(const Graph& graph) {
   const auto values = std::ranges::count_if(graph.values(), [](const Value& value) { return !value.resident; });
   if (static_cast<size_t>(values) > ExhaustiveLimits::kMostValues) return std::to_string(values) + " values";

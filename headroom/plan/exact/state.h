@@ -9,23 +9,24 @@
 
 namespace headroom {
 
-/// A set of at most 64 values, ops or groups, by number.
+/// A set of at most 64 values, ops or groups, as a mask of their numbers.
 using Mask = uint64_t;
 constexpr Mask bit(size_t i) { return Mask{1} << i; }
 
 /// A live copy that is not its value's current one. Values are numbered without the resident ones.
 struct Ghost {
   uint32_t value = 0;
-  uint32_t holders = 0;  ///< mask of the values whose current copies hold it
+  uint32_t holders = 0;  ///< Mask of the values whose current copies hold it.
   auto operator<=>(const Ghost&) const = default;
 };
 
-/// Where a schedule can be between two steps: what decides all that can follow, apart from what it has cost.
+/// The state of a schedule between two steps: everything that decides which steps can follow, apart from the cost so
+/// far.
 struct State {
-  Mask alive = 0;             ///< values
-  Mask ran_once = 0;          ///< ops with recompute = false that have run
-  Mask started = 0;           ///< needed groups whose first run is done
-  std::vector<Ghost> ghosts;  ///< sorted
+  Mask alive = 0;             ///< Values that are live.
+  Mask ran_once = 0;          ///< Ops with recompute = false that have run.
+  Mask started = 0;           ///< Needed groups whose first run is done.
+  std::vector<Ghost> ghosts;  ///< Sorted.
 };
 
 /// Numbers states from 0 in the order in which they are added: a hash table with open addressing.
@@ -33,7 +34,7 @@ class StateTable {
  public:
   void clear();
   size_t size() const { return entries_.size(); }
-  /// Returns the number of a state and whether it was added now. O(ghosts of the state), amortised.
+  /// Returns the number of a state and whether this call added it. Takes O(ghosts of the state), amortised.
   std::pair<size_t, bool> add(const State& state);
   void read(size_t number, State& state) const;
 
@@ -47,7 +48,7 @@ class StateTable {
   };
   struct Slot {
     uint32_t hash = 0;
-    uint32_t entry = 0;  ///< number of the state and 1; 0: the slot is empty
+    uint32_t entry = 0;  ///< Number of the state plus 1; 0 for an empty slot.
   };
   static uint32_t hash(const State& state);
   bool holds(size_t number, const State& state) const;
@@ -55,24 +56,25 @@ class StateTable {
 
   std::vector<Entry> entries_;
   std::vector<Ghost> ghosts_;
-  std::vector<Slot> slots_;  ///< a power of two, at most half of them used
+  std::vector<Slot> slots_;  ///< The table's slots; their number is a power of two, and at most half of them are used.
 };
 
-/// The memory tracker at a state of the search, and the states that steps lead to from there. Takes graphs of at most 32
-/// values that are not resident, in which nothing that holds is itself held: a ghost's holders are then current copies.
+/// The memory tracker at a state of the search; it also computes the states that steps lead to from there. Accepts
+/// graphs of at most 32 values that are not resident, in which nothing that holds is itself held, so that a ghost's
+/// holders are current copies.
 class StateMemory {
  public:
   explicit StateMemory(const Graph& graph);
 
   std::span<const ValueId> values() const { return values_; }
-  Mask mask_of(std::span<const ValueId> values) const;  ///< resident values left out
-  Mask holders() const { return holders_; }             ///< values that hold another one
+  Mask mask_of(std::span<const ValueId> values) const;  ///< Resident values are left out.
+  Mask holders() const { return holders_; }             ///< Values that hold another value.
 
-  /// Brings the tracker to a state. O(values + ops + copies held).
+  /// Restores the tracker to a state. Takes O(values + ops + copies held).
   void restore(const State& state);
-  /// The tracker at the state that was restored last.
+  /// Returns the tracker at the state that was restored last.
   const Memory& memory() const { return memory_; }
-  /// Returns the state after a step without fault, `started` as before. The tracker stays where it is.
+  /// Returns the state after a step without fault, with `started` unchanged. The tracker stays at its state.
   State after(const State& state, const Step& step);
 
  private:
@@ -81,13 +83,13 @@ class StateMemory {
 
   const Graph& graph_;
   std::vector<ValueId> values_;
-  std::vector<uint32_t> number_;  ///< by value, resident ones left out
-  std::vector<Mask> outputs_;     ///< by op
+  std::vector<uint32_t> number_;  ///< By value: its number among the values that are not resident.
+  std::vector<Mask> outputs_;     ///< By op.
   Mask holders_ = 0;
-  const Memory start_;  ///< before the first step
+  const Memory start_;  ///< The memory before the first step.
   Memory memory_;
-  std::vector<Memory::Copy> held_;          ///< of restore()
-  std::vector<Memory::Copy> ghost_copies_;  ///< of find_ghosts()
+  std::vector<Memory::Copy> held_;          ///< Scratch memory of restore().
+  std::vector<Memory::Copy> ghost_copies_;  ///< Scratch memory of find_ghosts().
 };
 
 }  // namespace headroom

@@ -20,16 +20,16 @@ constexpr int64_t kMostWork = 200'000'000;
 
 size_t at(int position) { return static_cast<size_t>(position); }
 
-/// A graph of which every vertex lies on a path from the first to the last, in a topological order.
+/// A graph in which every vertex lies on a path from the first to the last vertex, in a topological order.
 struct Network {
-  std::vector<std::vector<int>> next;      // ascending
-  std::vector<std::vector<int>> previous;  // ascending
-  std::vector<int> vertex;                 // of the forward graph; -1 for the source, which comes first
+  std::vector<std::vector<int>> next;      // Ascending.
+  std::vector<std::vector<int>> previous;  // Ascending.
+  std::vector<int> vertex;  // By position: vertex of the forward graph; -1 for the source, which comes first.
 
   int size() const { return static_cast<int>(vertex.size()); }
 };
 
-/// The positions strictly between 0 and count-1 that no edge (a, b), a < b, passes over.
+/// Returns the positions strictly between 0 and count-1 that no edge (a, b), a < b, passes over.
 std::vector<int> splitting_positions(int count, std::span<const std::pair<int, int>> edges) {
   std::vector<int> change(at(count) + 1, 0);
   for (const auto& [a, b] : edges) {
@@ -45,8 +45,9 @@ std::vector<int> splitting_positions(int count, std::span<const std::pair<int, i
   return positions;
 }
 
-/// The edges to add so that there is one source, `source`, and one target: where vertices without predecessors or
-/// successors belong in the row of vertices that all paths from the longest path's first vertex to its last go through.
+/// Returns the edges to add so that there is one source, `source`, and one target. They attach vertices without
+/// predecessors or successors to the row of vertices that all paths from the longest path's first vertex to its last go
+/// through.
 ///
 ///     s ──▶ a ──▶ b ──▶ t        x reads a and is read only in backward: x ──▶ b is added
 ///           └──▶ x   y ─▲        y reads nothing and t reads it:         b ──▶ y
@@ -55,7 +56,7 @@ Edges side_edges(const ForwardGraph& forward, int source) {
   const auto& before = forward.predecessors;
   const auto& after = forward.successors;
   std::vector<int> depth(at(n), 0);
-  std::vector<int> deepest(at(n), -1);  // the predecessor on the longest path
+  std::vector<int> deepest(at(n), -1);  // By vertex: its predecessor on the longest path.
   int target = -1;
   for (int v = 0; v < n; ++v) {
     for (const int u : before[at(v)]) {
@@ -69,7 +70,7 @@ Edges side_edges(const ForwardGraph& forward, int source) {
   int first = target;
   while (deepest[at(first)] >= 0) first = deepest[at(first)];
 
-  // The core: between `first` and `target`. Its splitting vertices are the row.
+  // The core has the vertices on paths between `first` and `target`. Its splitting vertices are the row.
   std::vector<uint8_t> below(at(n), 0);
   std::vector<uint8_t> core(at(n), 0);
   below[at(first)] = 1;
@@ -99,7 +100,8 @@ Edges side_edges(const ForwardGraph& forward, int source) {
   row.insert(row.begin(), 0);
   if (count > 1) row.push_back(count - 1);
 
-  // Sources hang below the last of the row before everything in the core that they lead to.
+  // A source is attached below the last vertex of the row that lies before everything in the core that the source leads
+  // to.
   Edges added = {{source, first}};
   std::vector<int> leads_to(at(n), count);
   for (int v = n; v-- > 0;) {
@@ -124,7 +126,8 @@ Edges side_edges(const ForwardGraph& forward, int source) {
       }
     }
     for (const int u : before[at(v)]) comes_from[at(v)] = std::max(comes_from[at(v)], comes_from[at(u)]);
-    // Targets lead to the first of the row after everything in the core that they come from.
+    // A target is attached above the first vertex of the row that lies after everything in the core that leads to the
+    // target.
     if (after[at(v)].empty()) {
       added.emplace_back(v, members[at(*std::ranges::upper_bound(row, comes_from[at(v)]))]);
     }
@@ -171,7 +174,7 @@ Network network_of(const ForwardGraph& forward) {
   return network;
 }
 
-/// Takes segments apart until nothing is inside them.
+/// Divides segments until no vertices are inside them.
 class Divider {
  public:
   Divider(const ForwardGraph& forward, const Network& network)
@@ -192,12 +195,12 @@ class Divider {
   }
 
  private:
-  /// A segment still to be taken apart. Its inner vertices have edges only among themselves and with its ends.
+  /// A segment that is still to be divided. Its inner vertices have edges only among themselves and with its ends.
   struct Task {
     int node;
     int source, target;
-    bool direct;              // an edge from source to target belongs to it
-    std::vector<int> inside;  // ascending
+    bool direct;              // Whether an edge from source to target belongs to it.
+    std::vector<int> inside;  // Ascending.
   };
 
   int add_child(int source, int target, bool direct, std::vector<int> inside) {
@@ -294,7 +297,7 @@ class Divider {
         covered[at(v)] = 1;
         v = network_position(task, v);
       }
-      // Several runs can have the same ends; the edge between those is none of them.
+      // Several segments can have the same ends; the edge between the ends belongs to none of them.
       node.children.push_back(add_child(source, target, whole && has_edge(source, target), std::move(segment.inside)));
     }
     for (int v = 1; v + 1 < count; ++v) {
@@ -310,7 +313,7 @@ class Divider {
   int64_t work_left_ = kMostWork;
 };
 
-/// The choice for one bound on what lies between kept vertices.
+/// Chooses the vertices to keep for one bound on the bytes between kept vertices.
 class Chooser {
  public:
   Chooser(const ForwardGraph& forward, const DivisionTree& tree, int64_t bound)
@@ -365,7 +368,8 @@ class Chooser {
     }
   }
 
-  /// Children begin..end-1, none of them opened, between vertices that are kept.
+  /// Chooses among the joints between the children begin..end-1, none of which is opened, between vertices that are
+  /// kept.
   void choose_run(const DivisionNode& node, int begin, int end) {
     sizes_.clear();
     links_.clear();

@@ -58,11 +58,11 @@ ForwardGraph forward_graph(const Graph& graph, std::string_view planner) {
   if (forward.vertices.empty()) refuse("forward");
   if (forward.vertices.size() == forward.base.size()) refuse("backward");
 
-  // Who reads what: a reader's input comes from the last op before it in base order that makes it.
+  // A reader's input comes from the last op before it in base order that writes it.
   const size_t n = forward.vertices.size();
   forward.predecessors.resize(n);
   forward.successors.resize(n);
-  std::vector<int> maker(graph.values().size(), -1);  // vertex; -1 for a backward op
+  std::vector<int> maker(graph.values().size(), -1);  // By value: the vertex that wrote it last; -1 for a backward op.
   struct Reads {
     std::vector<ValueId> by_forward, by_any;
   };

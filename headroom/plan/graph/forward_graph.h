@@ -9,24 +9,24 @@
 
 namespace headroom {
 
-/// One forward op of plain training.
+/// A forward op of store-all.
 ///
-/// What no choice can change costs nothing here: an op that may not run again (`recompute` false) has no bytes and no
-/// time, and an output of the step has no bytes, because both stay in memory whatever is decided.
+/// Memory and time that no choice can change count as 0: an op that may not run again (`recompute` is false) has no
+/// bytes and no time, and an output of the step has no bytes, because both stay live whatever is decided.
 struct ForwardVertex {
   OpId op{};
-  int64_t size_bytes = 0;  ///< of its outputs that other ops read
-  int64_t kept_bytes = 0;  ///< of `kept`
-  int64_t time_ns = 0;     ///< of running it again
-  /// What keeping this vertex means: all its outputs that other ops read; or those that forward ops read, where another
-  /// op makes just these from the same inputs with fewer bytes.
+  int64_t size_bytes = 0;  ///< Bytes of its outputs that other ops read.
+  int64_t kept_bytes = 0;  ///< Bytes of `kept`.
+  int64_t time_ns = 0;     ///< Time of running it again.
+  /// The values that stay live if this vertex is kept: all its outputs that other ops read; or only those that forward
+  /// ops read, where another op writes just these from the same inputs with fewer bytes.
   std::vector<ValueId> kept;
 };
 
-/// The forward part of a training step, as planners for arbitrary graphs see it: a vertex for every forward op of
-/// base_ops(), in that order, and an edge u -> v where v reads an output of u. Lists are ascending, without repeats.
+/// The forward part of a training step, for planners of arbitrary graphs: a vertex for every forward op of base_ops(),
+/// in that order, and an edge u -> v where v reads an output of u. Lists are ascending, without repeats.
 struct ForwardGraph {
-  std::vector<OpId> base;  ///< base_ops()
+  std::vector<OpId> base;  ///< The ops of base_ops().
   std::vector<ForwardVertex> vertices;
   std::vector<std::vector<int>> predecessors;
   std::vector<std::vector<int>> successors;
@@ -35,12 +35,13 @@ struct ForwardGraph {
   const ForwardVertex& vertex(int v) const { return vertices[static_cast<size_t>(v)]; }
 };
 
-/// O(size of the graph). Throws NotApplicable, naming `planner`, where plain training has no forward or no backward op.
+/// Returns the forward graph of a training step. Takes O(size of the graph). Throws NotApplicable, naming `planner`,
+/// where store-all has no forward or no backward op.
 ForwardGraph forward_graph(const Graph& graph, std::string_view planner);
 
-/// Of the ops that make all of `wanted` (some outputs of `op`, not empty) and read nothing that `op` does not, the one
-/// with the fewest output bytes; ties: the least time, then the earliest. Ops that may not run again do not count, `op`
-/// excepted.
+/// Returns the op with the fewest output bytes that writes all of `wanted` (some outputs of `op`, not empty) and reads
+/// nothing that `op` does not. Ties: the least time, then the earliest op. Ops that may not run again are left out,
+/// except `op`.
 OpId leanest_producer(const Graph& graph, OpId op, std::span<const ValueId> wanted);
 
 }  // namespace headroom

@@ -20,7 +20,7 @@ using Bits = std::vector<uint64_t>;
 bool has(std::span<const uint64_t> bits, int v) { return (bits[at(v) / 64] >> (v % 64) & 1) != 0; }
 void add(std::span<uint64_t> bits, int v) { bits[at(v) / 64] |= uint64_t{1} << (v % 64); }
 
-/// Sets one after another, in the order in which they are found.
+/// The sets in the order in which they are found.
 class Collection {
  public:
   Collection(const ForwardGraph& forward, int64_t limit)
@@ -41,7 +41,8 @@ class Collection {
     ++count_;
   }
 
-  /// With each vertex in turn: every set found so far that has its predecessors, and the vertex.
+  /// Adds all lower sets: for each vertex in turn, every set found so far that contains its predecessors, together with
+  /// the vertex.
   void push_all() {
     push(Bits(words_, 0));
     for (int v = 0; v < forward_.size(); ++v) {
@@ -71,7 +72,8 @@ class Collection {
 
   void push_prefixes(int parts) {
     push(Bits(words_, 0));
-    std::vector<int64_t> kept_bytes(at(forward_.size()) + 1, 0);  // by number of vertices, first as differences
+    // By number of vertices: bytes kept across that position; first stored as differences.
+    std::vector<int64_t> kept_bytes(at(forward_.size()) + 1, 0);
     for (int v = 0; v < forward_.size(); ++v) {
       if (forward_.successors[at(v)].empty()) continue;
       kept_bytes[at(v) + 1] += forward_.vertex(v).kept_bytes;
@@ -92,7 +94,7 @@ class Collection {
   }
 
  private:
-  /// Unless it is the last already.
+  /// Adds the whole set, unless it is the last set already.
   void push_whole() {
     Bits all(words_, 0);
     for (int v = 0; v < forward_.size(); ++v) add(all, v);
@@ -118,7 +120,7 @@ LowerSets finished(const ForwardGraph& forward, const Collection& collection) {
   int64_t all_bytes = 0;
   for (const ForwardVertex& vertex : forward.vertices) {
     all_bytes += vertex.size_bytes;
-    // A move needs at most what is kept, twice what it adds, and what is outside.
+    // A move needs at most the bytes kept, twice the bytes that it adds, and the bytes outside.
     if (all_bytes > std::numeric_limits<int64_t>::max() / 8)
       throw NotApplicable("lower-sets: the forward values are larger than 2^60 bytes together");
   }

@@ -7,15 +7,16 @@
 
 namespace headroom {
 
-/// Sets of forward vertices that hold all predecessors of their members, fewest members first: from the empty set to
-/// all. For a set L, B(L) is its boundary: the members that a vertex outside reads.
+/// Sets of forward vertices that contain all predecessors of their members, ordered by size, from the empty set to the
+/// whole set. The boundary B(L) of a set L consists of the members that a vertex outside reads.
 struct LowerSets {
   int vertices = 0;
-  size_t words = 0;                        ///< of 64 bits for one set
-  std::vector<uint64_t> bits;              ///< set after set
-  std::vector<int64_t> size_bytes;         ///< M(L): sum over L
-  std::vector<int64_t> time_ns;            ///< T(L): sum over L
-  std::vector<int64_t> outside_bytes;      ///< of the readers of L outside, plus that of what else they read outside
+  size_t words = 0;                 ///< Number of 64-bit words for one set.
+  std::vector<uint64_t> bits;       ///< Bits of one set after the other.
+  std::vector<int64_t> size_bytes;  ///< M(L): sum of the bytes over L.
+  std::vector<int64_t> time_ns;     ///< T(L): sum of the times over L.
+  /// outside(L): bytes of the readers of L outside, plus bytes of what else these read outside.
+  std::vector<int64_t> outside_bytes;
   std::vector<std::vector<int>> boundary;  ///< B(L)
 
   int count() const { return static_cast<int>(size_bytes.size()); }
@@ -25,12 +26,13 @@ struct LowerSets {
   }
 };
 
-/// All lower sets (`exact`), or the empty one, all, and for each vertex itself with its ancestors. At most `limit`
-/// sets, else NotApplicable. O(vertices * sets).
+/// Returns all lower sets (`exact`), or the empty set, the whole set, and each vertex with its ancestors. Throws
+/// NotApplicable where there are more than `limit` sets. Takes O(vertices * sets).
 LowerSets lower_sets(const ForwardGraph& forward, bool exact, int64_t limit);
 
-/// The empty set, all, and the base order up to at most `parts` places evenly along it, each moved up to where the fewest
-/// bytes are kept. Throws NotApplicable where sizes are too large to add up. O(vertices * parts).
+/// Returns the empty set, the whole set, and prefixes of the base order up to at most `parts` positions. The positions
+/// are evenly spaced, each moved to a nearby position where the fewest bytes are kept. Throws NotApplicable where sizes
+/// are too large to add up. Takes O(vertices * parts).
 LowerSets prefix_lower_sets(const ForwardGraph& forward, int parts);
 
 }  // namespace headroom

@@ -17,23 +17,26 @@
 namespace headroom {
 namespace {
 
-constexpr int kMostBounds = 40;
-/// The planner counts time in steps of this part of the whole forward time: few times, small fronts.
+/// Maximum number of bounds for which plans are made.
+constexpr int kMaxBounds = 40;
+/// Times are rounded to this fraction (1/2048) of the whole forward time, so that few different times keep the fronts
+/// small.
 constexpr int64_t kTimeSteps = 2048;
-/// Moves looked at, after which no more bounds are tried; for one bound, this many for each state that the limits
-/// allow.
-constexpr int64_t kMostWork = 100'000'000;
-constexpr int64_t kMostWorkPerState = 300;
-constexpr int kCoarseSets = 64;    ///< of coarse_lower_set_plans(), the empty one and all left out
-constexpr int kCoarseBounds = 12;  ///< for each of which it makes a plan at most
+/// Number of moves looked at after which no more bounds are tried.
+constexpr int64_t kMaxWork = 100'000'000;
+/// Maximum number of moves looked at for one bound, for each state that the limits allow.
+constexpr int64_t kMaxWorkPerState = 300;
+/// Maximum number of sets of coarse_lower_set_plans(), without the empty and the whole set.
+constexpr int kCoarseSets = 64;
+constexpr int kCoarseBounds = 12;  ///< Number of bounds for which coarse_lower_set_plans() makes at most one plan each.
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 size_t at(int position) { return static_cast<size_t>(position); }
 
-/// What it takes to go from one lower set to a larger one.
+/// The cost of a move from one lower set to a larger one.
 struct Move {
-  int64_t need_bytes;  ///< beside what is kept before
-  int64_t kept_bytes;  ///< kept from now on
+  int64_t need_bytes;  ///< Bytes needed besides those kept before.
+  int64_t kept_bytes;  ///< Bytes kept from now on.
   int64_t time_ns;
 };
 
@@ -41,7 +44,8 @@ class Moves {
  public:
   Moves(const ForwardGraph& forward, const LowerSets& sets) : forward_(forward), sets_(sets) {}
 
-  /// Nothing unless `from` is a proper subset of `to` and the move needs at most `most_bytes`.
+  /// Returns the cost of a move, or none unless `from` is a proper subset of `to` and the move needs at most
+  /// `most_bytes`.
   std::optional<Move> find(int from, int to, int64_t most_bytes) const {
     const int64_t added_bytes = sets_.size_bytes[at(to)] - sets_.size_bytes[at(from)];
     Move move{2 * added_bytes + sets_.outside_bytes[at(to)], 0, 0};
@@ -71,17 +75,17 @@ class Moves {
   const LowerSets& sets_;
 };
 
-/// For each set the sequence to it, within the bound, that keeps the fewest bytes, whatever its time.
+/// For each set, the sequence to it within a bound that keeps the fewest bytes, whatever its time.
 struct LeastKept {
   struct State {
-    int64_t kept_bytes = kNever;  ///< kNever: no sequence
+    int64_t kept_bytes = kNever;  ///< Bytes kept; kNever if there is no sequence.
     int64_t time_ns = 0;
     int from = -1;
   };
   std::vector<State> states;
 };
 
-/// O(sets^2 * (words + boundary)).
+/// Returns for each set the sequence that keeps the fewest bytes. Takes O(sets^2 * (words + boundary)).
 LeastKept least_kept(const Moves& moves, int count, int64_t bound_bytes) {
   LeastKept result;
   result.states.resize(at(count));
@@ -111,10 +115,10 @@ std::optional<LowerSetSequence> sequence_of(const LeastKept& least) {
   return sequence;
 }
 
-/// What is known of the ways from each set to the end.
+/// Bounds on the sequences from each set to the end.
 class Rest {
  public:
-  /// O(sets^2 * (words + boundary + levels)).
+  /// Computes the bounds. Takes O(sets^2 * (words + boundary + levels)).
   Rest(const Moves& moves, const LeastKept& least, int64_t bound_bytes)
       : levels_(level_count(std::ssize(least.states))),
         width_bytes_(bound_bytes / levels_ + 1),
@@ -134,7 +138,7 @@ class Rest {
         const int64_t most = std::min(bound_bytes - move->need_bytes, most_kept_bytes_[at(to)] - move->kept_bytes);
         if (most < kept_bytes) continue;
         most_here = std::max(most_here, most);
-        // Whoever keeps at least `level` widths here keeps at least `level + shift` there.
+        // A sequence that keeps at least `level` widths at this set keeps at least `level + shift` at the next one.
         const int64_t shift = move->kept_bytes / width_bytes_;
         const int64_t levels = most / width_bytes_ + 1;
         int64_t* const here = &least_ns_[entry(from, 0)];
@@ -145,15 +149,17 @@ class Rest {
     }
   }
 
-  /// With more kept at this set the end cannot be reached within the bound; -1: not at all.
+  /// Returns the bytes kept at a set above which the end cannot be reached within the bound; -1 if it cannot be reached
+  /// at all.
   int64_t most_kept_bytes(int set) const { return most_kept_bytes_[at(set)]; }
-  /// No way to the end from this set takes less; grows with what is kept.
+  /// Returns a lower bound on the time from a set to the end, which grows with the bytes kept.
   int64_t least_ns(int set, int64_t kept_bytes) const { return least_ns_[entry(set, kept_bytes / width_bytes_)]; }
 
  private:
   static constexpr int64_t kFar = kNever / 4;
 
-  /// The more the better the guess; fewer where sets are many.
+  /// Returns the number of levels of kept bytes. More levels give better bounds; there are fewer if there are many
+  /// sets.
   static int64_t level_count(int64_t sets) { return std::clamp<int64_t>((int64_t{1} << 28) / (sets * sets), 64, 1024); }
   size_t entry(int set, int64_t level) const {
     return at(set) * static_cast<size_t>(levels_) + static_cast<size_t>(level);
@@ -161,11 +167,11 @@ class Rest {
 
   int64_t levels_;
   int64_t width_bytes_;
-  std::vector<int64_t> most_kept_bytes_;  // by set
-  std::vector<int64_t> least_ns_;         // by set and level of what is kept
+  std::vector<int64_t> most_kept_bytes_;  // By set.
+  std::vector<int64_t> least_ns_;         // By set and level of kept bytes.
 };
 
-/// Pairs of time and kept bytes of which none is as good as another in both.
+/// Pairs of time and kept bytes of which none dominates another.
 class Front {
  public:
   bool has(int64_t time_ns, int64_t kept_bytes) const {
@@ -173,7 +179,7 @@ class Front {
     return found != kept_by_time_.end() && found->second == kept_bytes;
   }
 
-  /// False where another one is as good.
+  /// Adds a pair and returns true, or returns false where another pair dominates it.
   bool add(int64_t time_ns, int64_t kept_bytes) {
     auto after = kept_by_time_.upper_bound(time_ns);
     if (after != kept_by_time_.begin() && std::prev(after)->second <= kept_bytes) return false;
@@ -183,7 +189,7 @@ class Front {
   }
 
  private:
-  std::map<int64_t, int64_t> kept_by_time_;  // kept bytes fall as time grows
+  std::map<int64_t, int64_t> kept_by_time_;  // Kept bytes by time; they decrease as the time increases.
 };
 
 Segments segments_of(const ForwardGraph& forward, const LowerSets& sets, const LowerSetSequence& sequence) {
@@ -203,7 +209,7 @@ Segments segments_of(const ForwardGraph& forward, const LowerSets& sets, const L
   return segments;
 }
 
-/// The smallest bound up to `high`, which has a sequence, that has one, or up to 1/4096 more.
+/// Returns the smallest bound that has a sequence, or a bound up to 1/4096 above it. `high` must have a sequence.
 int64_t least_bound(const Moves& moves, int count, int64_t high) {
   int64_t low = -1;
   while (high - low > 1 + high / 4096) {
@@ -216,11 +222,11 @@ int64_t least_bound(const Moves& moves, int count, int64_t high) {
 
 struct SampledPlan {
   Schedule schedule;
-  int64_t peak_bytes;  ///< simulated
-  int64_t time_ns;     ///< simulated
+  int64_t peak_bytes;  ///< Simulated.
+  int64_t time_ns;     ///< Simulated.
 };
 
-/// Plans for bounds, in the order in which they are made.
+/// Makes plans for bounds and stores them in the order in which they are made.
 class Sampler {
  public:
   Sampler(const Graph& graph, const PlanLimits& limits, const LowerSetOptions& options)
@@ -235,8 +241,8 @@ class Sampler {
     const int64_t least = least_bound(Moves(forward_, sets_), sets_.count(), most);
     sample(least);
     if (least < most && !limit_reached_) sample(most);
-    // Next the bound halfway between the two neighbours whose plans leave most open between them.
-    while (samples_.size() < kMostBounds && samples_.size() > 1 && work_ < kMostWork && !limit_reached_) {
+    // The next bound lies halfway between the two neighbouring bounds whose plans differ most in peak and time.
+    while (samples_.size() < kMaxBounds && samples_.size() > 1 && work_ < kMaxWork && !limit_reached_) {
       const auto open = [&](size_t i) {
         const Sample& low = samples_[i];
         const Sample& high = samples_[i + 1];
@@ -260,8 +266,8 @@ class Sampler {
  private:
   struct Sample {
     int64_t bound_bytes;
-    int64_t time_ns;     // of the sequence
-    int64_t peak_bytes;  // simulated
+    int64_t time_ns;     // Time of the sequence.
+    int64_t peak_bytes;  // Simulated peak.
   };
 
   static ForwardGraph with_coarse_times(ForwardGraph forward) {
@@ -278,7 +284,7 @@ class Sampler {
     return static_cast<int64_t>(10 * std::sqrt(static_cast<double>(std::max<int64_t>(limits.max_states, 1))));
   }
 
-  /// `known_ns`: the time for a smaller bound.
+  /// Makes the plans for a bound. `known_ns` is the time for a smaller bound.
   void sample(int64_t bound_bytes, int64_t known_ns = kNever) {
     const LeastKept least = least_kept(Moves(forward_, sets_), sets_.count(), bound_bytes);
     if (const auto sequence = sequence_of(least)) add(*sequence);
@@ -292,7 +298,7 @@ class Sampler {
     samples_.push_back({bound_bytes, search.sequence->time_ns, add(*search.sequence)});
   }
 
-  /// The plan's simulated peak.
+  /// Adds the plan of a sequence and returns its simulated peak in bytes.
   int64_t add(const LowerSetSequence& sequence) {
     Schedule schedule = segment_schedule(graph_, forward_, segments_of(forward_, sets_, sequence));
     const Simulation simulation = simulate(graph_, schedule);
@@ -315,13 +321,13 @@ class Sampler {
 
 LowerSetSearch least_time_sequence(const ForwardGraph& forward, const LowerSets& sets, int64_t bound_bytes,
                                    int64_t max_states, int64_t most_ns) {
-  // A state is a way to a set. They are taken in order of their time and the least that the rest takes, so the first
+  // A state is a way to a set. States are taken in order of their time plus the lower bound on the rest, so the first
   // one at the end is the fastest.
   struct State {
-    int64_t least_ns;  // in all
+    int64_t least_ns;  // Lower bound on the time of the whole sequence.
     int64_t kept_bytes;
     int set;
-    int from;  // among `taken`
+    int from;  // Position in `taken` of the state before it.
     int64_t time_ns;
     bool operator>(const State& other) const {
       return std::tie(least_ns, kept_bytes, set, from) >
@@ -336,7 +342,7 @@ LowerSetSearch least_time_sequence(const ForwardGraph& forward, const LowerSets&
   if (least.states.back().kept_bytes == kNever) return result;
   const Rest rest(moves, least, bound_bytes);
   result.work = pairs;
-  // A way to the end is known: no slower one is of use.
+  // A way to the end is known, so slower ones are left out.
   most_ns = std::min(most_ns, least.states.back().time_ns);
 
   std::vector<State> taken;
@@ -369,7 +375,7 @@ LowerSetSearch least_time_sequence(const ForwardGraph& forward, const LowerSets&
     }
     result.work += count;
     const bool too_many = static_cast<int64_t>(taken.size() + waiting.size()) > max_states;
-    if (too_many || (result.work - pairs) / kMostWorkPerState > max_states) {
+    if (too_many || (result.work - pairs) / kMaxWorkPerState > max_states) {
       result.limit_reached = true;
       return result;
     }
@@ -416,7 +422,7 @@ std::vector<Schedule> coarse_lower_set_plans(const Graph& graph) {
   std::vector<Schedule> schedules;
   std::vector<int> last;
   for (int i = 0; i < kCoarseBounds; ++i) {
-    // Closest together near the least bound.
+    // The bounds lie closest together near the smallest one.
     const double part = static_cast<double>(i) / kCoarseBounds;
     const int64_t bound = least + static_cast<int64_t>(part * part * static_cast<double>(most - least));
     const std::optional<LowerSetSequence> sequence = sequence_of(least_kept(moves, sets.count(), bound));

@@ -49,7 +49,7 @@ class Runner {
       const OpId id = forward_.base[i];
       if (graph_.op(id).phase == Phase::kBackward) {
         for (const ValueId input : graph_.op(id).inputs) {
-          if (available_[index(input)] == 0) make_again(input, static_cast<int>(i), next_vertex);
+          if (available_[index(input)] == 0) recompute_missing(input, static_cast<int>(i), next_vertex);
         }
         if (is_needed(id)) run_waiting();
         run(id);
@@ -73,7 +73,7 @@ class Runner {
   }
 
  private:
-  /// Whether what this vertex makes of a value is there for backward without running anything again.
+  /// Returns whether the value that this vertex writes stays live for backward without any rerun.
   bool stays(int vertex, ValueId id) const {
     const auto v = static_cast<size_t>(vertex);
     const ForwardVertex& info = forward_.vertices[v];
@@ -88,18 +88,18 @@ class Runner {
     return graph_.op(op).recompute ? leanest_producer(graph_, op, wanted) : op;
   }
 
-  /// What a vertex must make in its first run; nothing: it does not run in forward.
+  /// The values that a vertex must write in its first run; none if it does not run in forward.
   struct FirstRun {
     std::vector<ValueId> wanted;
-    /// No one takes it from forward: it runs because every schedule must run it, or for the sake of one that does, and
-    /// may wait until the next that every schedule must run.
+    /// Whether nothing reads its values in forward. It runs because every schedule must run it, or because such an op
+    /// needs it, and may wait until the next op that every schedule must run.
     bool is_for_order = false;
   };
 
   std::vector<FirstRun> find_first_runs() const {
     std::vector<FirstRun> first(forward_.vertices.size());
-    // Backwards through base order: whether someone later reads the value, whether such a reader takes it from forward,
-    // and whether one is there for the order.
+    // Goes backwards through base order and notes for each value whether a later op reads it, whether such a reader
+    // reads it in forward, and whether a reader runs only for the order.
     enum : uint8_t { kRead = 1, kReadInForward = 2, kReadForOrder = 4 };
     std::vector<uint8_t> reads(graph_.values().size(), 0);
     for (const ValueId id : graph_.outputs()) reads[index(id)] = kRead | kReadInForward;
@@ -148,7 +148,7 @@ class Runner {
     waiting_.clear();
   }
 
-  /// The last vertex before `limit` that makes the value.
+  /// Returns the last vertex before `limit` that writes the value.
   int maker_before(ValueId id, int limit) const {
     const std::vector<int>& makers = makers_[index(id)];
     const auto after = std::ranges::lower_bound(makers, limit);
@@ -163,13 +163,13 @@ class Runner {
     selected = 1;
   }
 
-  /// Makes what the backward op at `now` in base order misses available, with all of its segment that backward reads
-  /// from now on; the first `limit` vertices have had their turn.
-  void make_again(ValueId missing, int now, int limit) {
+  /// Recomputes a value that the backward op at `now` in base order misses, with all values of its segment that
+  /// backward reads from now on. Only the first `limit` vertices have run so far.
+  void recompute_missing(ValueId missing, int now, int limit) {
     batch_.clear();
     want(missing, maker_before(missing, limit));
     std::vector<int> pulled;
-    for (size_t next = 0; next < batch_.size();) {  // it grows
+    for (size_t next = 0; next < batch_.size();) {  // The batch grows in the loop.
       const int vertex = batch_[next++];
       const int segment = segments_.segment[static_cast<size_t>(vertex)];
       if (pulled_[static_cast<size_t>(segment)] == 0) {
@@ -218,7 +218,7 @@ class Runner {
     for (const int segment : pulled) pulled_[static_cast<size_t>(segment)] = 0;
   }
 
-  /// Adds to the batch what waits and is listed before something in it that waits too.
+  /// Adds to the batch all waiting vertices that are listed before a waiting vertex in it.
   void add_waiting() {
     const auto is_selected = [&](int vertex) { return selected_[static_cast<size_t>(vertex)] != 0; };
     const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), is_selected);
@@ -231,17 +231,17 @@ class Runner {
   const ForwardGraph& forward_;
   const Segments& segments_;
   NeededGroups groups_;
-  std::vector<int> last_backward_read_;    // by value: position in base order
-  std::vector<std::vector<int>> makers_;   // by value: vertices, ascending
-  std::vector<std::vector<int>> members_;  // by segment: vertices, ascending
-  std::vector<uint8_t> available_;         // by value: backward can read it
-  std::vector<uint8_t> wanted_;            // by value, while making again
-  std::vector<uint8_t> selected_;          // by vertex, while making again: it is in batch_
-  std::vector<uint8_t> pulled_;            // by segment, while making again
-  std::vector<uint8_t> is_waiting_;        // by vertex: it is in waiting_
+  std::vector<int> last_backward_read_;    // By value: position in base order of the last backward op that reads it.
+  std::vector<std::vector<int>> makers_;   // By value: ascending vertices that write it.
+  std::vector<std::vector<int>> members_;  // By segment: its ascending vertices.
+  std::vector<uint8_t> available_;         // By value: whether backward can read it.
+  std::vector<uint8_t> wanted_;            // By value: whether the current recomputation needs it.
+  std::vector<uint8_t> selected_;          // By vertex: whether it is in batch_.
+  std::vector<uint8_t> pulled_;            // By segment: whether the current recomputation has included it.
+  std::vector<uint8_t> is_waiting_;        // By vertex: whether it is in waiting_.
   std::vector<int> batch_;
-  std::vector<FirstRun> first_;  // by vertex
-  std::vector<int> waiting_;     // vertices, ascending, whose first runs are for the order and have not come yet
+  std::vector<FirstRun> first_;  // By vertex.
+  std::vector<int> waiting_;     // Ascending vertices that run only for the order and have not run yet.
   std::vector<OpId> runs_;
 };
 
