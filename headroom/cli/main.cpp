@@ -13,84 +13,109 @@ constexpr const char* kProgram = "headroom";
 
 using Run = ExitStatus (*)(const Arguments&);
 
-/// The calls of docs/formats.md. The subcommand given sets `run`.
-void define(CLI::App& app, Arguments& arguments, Run& run) {
-  app.require_subcommand(1);
-  const auto call = [&](const std::string& name, const std::string& does, Run function) {
-    CLI::App* command = app.add_subcommand(name, does);
-    command->callback([&run, function] { run = function; });
+/// Defines the calls of docs/formats.md. The call that is given sets `run`.
+class Calls {
+ public:
+  Calls(CLI::App& app, Arguments& arguments, Run& run) : app_(app), arguments_(arguments), run_(run) {}
+
+  void define() {
+    app_.require_subcommand(1);
+    define_plan();
+    define_simulate();
+    define_compare();
+    define_curve();
+    prints_json(call("planners", "the planners: what each takes and minimises, and its paper", run_planners));
+    define_explain();
+    define_report();
+  }
+
+ private:
+  void define_plan() {
+    CLI::App* plan = call("plan", "plan a graph or chain", run_plan);
+    takes_file(plan);
+    plan->add_option("--planner", arguments_.planner, "one of `headroom planners` (auto)");
+    plan->add_option("--budget", arguments_.budget, "largest peak: bytes, 512MB, 8GiB, or 0.5x of store-all's");
+    add_planner_options(*plan, arguments_);
+    add_limits(*plan, arguments_);
+    prints_json(plan);
+    draws_chart(plan);
+    plan->add_option("--out", arguments_.out, "write the schedule here");
+  }
+
+  void define_simulate() {
+    CLI::App* simulate = call("simulate", "peak, time and memory at every step of a schedule", run_simulate);
+    takes_file(simulate);
+    takes_schedule(simulate);
+    prints_json(simulate);
+    draws_chart(simulate);
+    simulate->add_option("--trace", arguments_.trace, "write a Chrome/Perfetto trace here");
+  }
+
+  void define_compare() {
+    CLI::App* compare = call("compare", "every planner that applies, side by side", run_compare);
+    takes_file(compare);
+    arguments_.budgets = {"1x", "0.75x", "0.5x", "0.35x", "0.25x"};
+    compare->add_option("--budgets", arguments_.budgets, "budgets, comma between (1x,0.75x,0.5x,0.35x,0.25x)")
+        ->delimiter(',');
+    add_planner_options(*compare, arguments_);
+    add_limits(*compare, arguments_);
+    prints_json(compare);
+  }
+
+  void define_curve() {
+    CLI::App* curve = call("curve", "the front of peak against time", run_curve);
+    takes_file(curve);
+    curve->add_option("--planner", arguments_.planner, "one of `headroom planners` (auto)");
+    curve->add_option("--points", arguments_.points, "budgets to plan for (20)")->check(whole_number(2, 10000));
+    add_planner_options(*curve, arguments_);
+    add_limits(*curve, arguments_);
+    prints_json(curve);
+  }
+
+  void define_explain() {
+    CLI::App* explain = call("explain", "a schedule in sentences", run_explain);
+    takes_file(explain);
+    takes_schedule(explain);
+    add_limits(*explain, arguments_);
+  }
+
+  void define_report() {
+    CLI::App* report = call("report", "a page that shows a schedule", run_report);
+    takes_file(report);
+    takes_schedule(report);
+    report->add_option("--out", arguments_.out, "write the page here, one HTML file")->required();
+    report->add_option("--budget", arguments_.budget, "the budget that it was planned for");
+    report->add_option("--planner", arguments_.named_planner, "the planner that made the schedule");
+    report->add_option("--measured", arguments_.measured, "what was measured: a trace of `headroom-train --trace`");
+    add_limits(*report, arguments_);
+  }
+
+  CLI::App* call(const std::string& name, const std::string& does, Run function) {
+    CLI::App* command = app_.add_subcommand(name, does);
+    command->callback([&run = run_, function] { run = function; });
     return command;
-  };
-  const auto takes_file = [&](CLI::App* command) {
-    command->add_option("FILE", arguments.file, "graph or chain file, JSON or text")->required();
-  };
-  const auto takes_schedule = [&](CLI::App* command) {
-    command->add_option("SCHEDULE", arguments.schedule_file, "schedule file, JSON or text")->required();
-  };
-  const auto prints_json = [&](CLI::App* command) {
-    command->add_flag("--json", arguments.json, "print JSON instead of text");
-  };
+  }
+  void takes_file(CLI::App* command) {
+    command->add_option("FILE", arguments_.file, "graph or chain file, JSON or text")->required();
+  }
+  void takes_schedule(CLI::App* command) {
+    command->add_option("SCHEDULE", arguments_.schedule_file, "schedule file, JSON or text")->required();
+  }
+  void prints_json(CLI::App* command) { command->add_flag("--json", arguments_.json, "print JSON instead of text"); }
+  void draws_chart(CLI::App* command) {
+    command->add_flag("!--no-chart", arguments_.chart, "print no chart of the memory");
+  }
 
-  const auto draws_chart = [&](CLI::App* command) {
-    command->add_flag("!--no-chart", arguments.chart, "print no chart of the memory");
-  };
-
-  CLI::App* plan = call("plan", "plan a graph or chain", run_plan);
-  takes_file(plan);
-  plan->add_option("--planner", arguments.planner, "one of `headroom planners` (auto)");
-  plan->add_option("--budget", arguments.budget, "largest peak: bytes, 512MB, 8GiB, or 0.5x of store-all's");
-  add_planner_options(*plan, arguments);
-  add_limits(*plan, arguments);
-  prints_json(plan);
-  draws_chart(plan);
-  plan->add_option("--out", arguments.out, "write the schedule here");
-
-  CLI::App* simulate = call("simulate", "peak, time and memory at every step of a schedule", run_simulate);
-  takes_file(simulate);
-  takes_schedule(simulate);
-  prints_json(simulate);
-  draws_chart(simulate);
-  simulate->add_option("--trace", arguments.trace, "write a Chrome/Perfetto trace here");
-
-  CLI::App* compare = call("compare", "every planner that applies, side by side", run_compare);
-  takes_file(compare);
-  arguments.budgets = {"1x", "0.75x", "0.5x", "0.35x", "0.25x"};
-  compare->add_option("--budgets", arguments.budgets, "budgets, comma between (1x,0.75x,0.5x,0.35x,0.25x)")
-      ->delimiter(',');
-  add_planner_options(*compare, arguments);
-  add_limits(*compare, arguments);
-  prints_json(compare);
-
-  CLI::App* curve = call("curve", "the front of peak against time", run_curve);
-  takes_file(curve);
-  curve->add_option("--planner", arguments.planner, "one of `headroom planners` (auto)");
-  curve->add_option("--points", arguments.points, "budgets to plan for (20)")->check(whole_number(2, 10000));
-  add_planner_options(*curve, arguments);
-  add_limits(*curve, arguments);
-  prints_json(curve);
-
-  prints_json(call("planners", "the planners: what each takes and minimises, and its paper", run_planners));
-
-  CLI::App* explain = call("explain", "a schedule in sentences", run_explain);
-  takes_file(explain);
-  takes_schedule(explain);
-  add_limits(*explain, arguments);
-
-  CLI::App* report = call("report", "a page that shows a schedule", run_report);
-  takes_file(report);
-  takes_schedule(report);
-  report->add_option("--out", arguments.out, "write the page here, one HTML file")->required();
-  report->add_option("--budget", arguments.budget, "the budget that it was planned for");
-  report->add_option("--planner", arguments.named_planner, "the planner that made the schedule");
-  report->add_option("--measured", arguments.measured, "what was measured: a trace of `headroom-train --trace`");
-  add_limits(*report, arguments);
-}
+  CLI::App& app_;
+  Arguments& arguments_;
+  Run& run_;
+};
 
 int run_command(int argc, const char* const* argv) {
   CLI::App app("Plans training steps inside a memory budget.", kProgram);
   Arguments arguments;
   Run run = nullptr;
-  define(app, arguments, run);
+  Calls(app, arguments, run).define();
   if (argc > 1 && *argv[1] != '-') {
     const auto calls = app.get_subcommands([](const CLI::App*) { return true; });
     const auto is_named = [&](const CLI::App* call) { return call->get_name() == argv[1]; };

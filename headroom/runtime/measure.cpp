@@ -284,6 +284,23 @@ class Measurer {
     return givens;
   }
 
+  /// Returns whose memory the gradient of input k is: that of the output's gradient, `given`, where somebody still uses
+  /// it, that of another input's gradient, or its own.
+  GradientMemory memory_of_input_gradient(const Tensors& gradients, size_t k, const c10::StorageImpl* given) const {
+    const torch::Tensor& gradient = gradients[k];
+    const auto is_in_use = [&](const torch::Tensor& other) { return other.defined() && other.is_alias_of(gradient); };
+    GradientMemory memory;
+    if (gradient.defined() && given != nullptr && gradient.storage().unsafeGetStorageImpl() == given &&
+        std::ranges::any_of(gradients_, is_in_use)) {
+      memory.shared_with = GradientMemory::kOutputGradient;
+    } else if (gradient.defined()) {
+      for (size_t j = 0; j < k && !memory.shared_with; ++j)
+        if (gradients[j].defined() && gradient.is_alias_of(gradients[j])) memory.shared_with = static_cast<int>(j);
+    }
+    if (!memory.shared_with) memory.bytes = storage_bytes(gradient);
+    return memory;
+  }
+
   void measure_backward(size_t n) {
     const NetworkNode& node = network_.nodes()[n];
     NodeCosts& costs = costs_.nodes[n];
@@ -330,18 +347,7 @@ class Measurer {
     int64_t made_bytes = costs.parameter_gradient_bytes;
     const auto still_given = given ? given->lock() : nullptr;
     for (size_t k = 0; k < gradients.inputs.size(); ++k) {
-      const torch::Tensor& one = gradients.inputs[k];
-      const auto is_in_use = [&](const torch::Tensor& other) { return other.defined() && other.is_alias_of(one); };
-      GradientMemory memory;
-      if (one.defined() && still_given && one.storage().unsafeGetStorageImpl() == still_given.get() &&
-          std::ranges::any_of(gradients_, is_in_use)) {
-        memory.shared_with = GradientMemory::kOutputGradient;
-      } else if (one.defined()) {
-        for (size_t j = 0; j < k && !memory.shared_with; ++j)
-          if (gradients.inputs[j].defined() && one.is_alias_of(gradients.inputs[j]))
-            memory.shared_with = static_cast<int>(j);
-      }
-      if (!memory.shared_with) memory.bytes = storage_bytes(one);
+      const GradientMemory memory = memory_of_input_gradient(gradients.inputs, k, still_given.get());
       made_bytes += memory.bytes;
       costs.input_gradients.push_back(memory);
     }

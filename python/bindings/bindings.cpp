@@ -205,11 +205,12 @@ TORCH_LIBRARY_FRAGMENT(headroom, library) {
                [](const at::Tensor& like, double p) { return at::empty_like(like).bernoulli_(p); });
 }
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  using namespace headroom;
-  namespace py = pybind11;
-  py::register_exception<InvalidInput>(module, "InvalidInput", PyExc_ValueError);
+namespace headroom {
+namespace {
 
+namespace py = pybind11;
+
+void bind_memory(py::module_& module) {
   module.def("parse_bytes", &parse_bytes);
   module.def("parse_budget", &parse_budget);
   module.def("format_bytes", &format_bytes);
@@ -225,18 +226,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         bytes += allocated_bytes(static_cast<int64_t>(tensor->storage().nbytes()), tensor->device());
     return bytes;
   });
-  module.def("planner_names", [] {
-    std::vector<std::string> names;
-    for (const Planner& planner : planners()) names.emplace_back(planner.name);
-    return names;
-  });
-
   py::class_<Meter>(module, "Meter")
       .def(py::init<torch::Device>())
       .def("current_bytes", &Meter::current_bytes)
       .def("peak_bytes", &Meter::peak_bytes)
       .def("reset_peak", &Meter::reset_peak);
+}
 
+void bind_calls(py::module_& module) {
   py::class_<TensorReference>(module, "TensorReference").def(py::init([](int number, bool is_updated) {
     return TensorReference{number, is_updated};
   }));
@@ -245,7 +242,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              py::arg("draws"), py::arg("in_place"), py::arg("source") = "");
   module.def("make_python_call", &make_python_call, py::arg("name"), py::arg("function"), py::arg("arguments"),
              py::arg("results"), py::arg("draws"), py::arg("source") = "");
+}
 
+void bind_graphs(py::module_& module) {
   py::class_<Graph, std::shared_ptr<Graph>>(module, "Graph")
       .def(py::init(
           [](const std::string& name, const py::list& values, const py::list& ops, const std::vector<int>& outputs) {
@@ -275,7 +274,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            })
       .def("to_json", [](const Schedule& schedule, const Graph& graph) { return write_json(graph, schedule); });
   module.def("store_all", &store_all);
+}
 
+void bind_simulation(py::module_& module) {
   py::class_<Simulation>(module, "Simulation")
       .def_readonly("peak_bytes", &Simulation::peak_bytes)
       .def_readonly("time_ns", &Simulation::time_ns)
@@ -302,6 +303,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     std::vector<int> values;
     for (const ValueId id : alive_during(graph, schedule, step)) values.push_back(static_cast<int>(id));
     return values;
+  });
+}
+
+void bind_planning(py::module_& module) {
+  module.def("planner_names", [] {
+    std::vector<std::string> names;
+    for (const Planner& planner : planners()) names.emplace_back(planner.name);
+    return names;
   });
 
   py::class_<Problem>(module, "Problem").def(py::init([](const Graph& graph) { return make_problem(graph); }));
@@ -334,7 +343,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return curve;
       },
       py::call_guard<py::gil_scoped_release>());
+}
 
+void bind_report(py::module_& module) {
   module.def(
       "make_report",
       [](const Problem& problem, const Plan& plan, const std::string& planner, std::optional<int64_t> budget_bytes,
@@ -350,7 +361,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return make_report_page(write_report_data(input));
       },
       py::call_guard<py::gil_scoped_release>());
+}
 
+void bind_programs(py::module_& module) {
   py::class_<OpProgram, std::shared_ptr<OpProgram>>(module, "OpProgram")
       .def(py::init([](const Graph& graph, const std::vector<OpCall>& calls, std::vector<int> call_of_op,
                        std::vector<int> call_of_view, std::vector<int> value_of_tensor, std::vector<int> forward_inputs,
@@ -392,6 +405,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              }
              return std::pair(std::move(made.gradients), made.is_held);
            }));
+}
 
+}  // namespace
+}  // namespace headroom
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  using namespace headroom;
+  pybind11::register_exception<InvalidInput>(module, "InvalidInput", PyExc_ValueError);
+  bind_memory(module);
+  bind_calls(module);
+  bind_graphs(module);
+  bind_simulation(module);
+  bind_planning(module);
+  bind_report(module);
+  bind_programs(module);
   bind_sequential(module);
 }

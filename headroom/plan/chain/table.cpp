@@ -239,19 +239,30 @@ typename ChainTable<Number>::Numbers ChainTable<Number>::make_numbers(size_t cou
 /// Decides which blocks are stored, and where.
 template <typename Number>
 void ChainTable<Number>::lay_out(const ChainNeeds& needs, const SegmentArray<int64_t>& least, size_t most_bytes) {
-  const size_t most_numbers = most_bytes / sizeof(Number);
-  size_t left_count = 0;
-  size_t right_count = 0;
-  const auto check = [&] {
-    if (static_cast<size_t>(blocks_) > most_numbers / at(length_) || left_count + right_count > most_numbers)
-      throw NotApplicable("chain: a table of " + std::to_string(length_) + " stages and " + std::to_string(capacity_) +
-                          " slots takes more than " + std::to_string(most_bytes >> 20) +
-                          " MiB: ask for fewer slots, or join stages");
-  };
-  check();
+  check_size(0, most_bytes);
   lefts_.resize(static_cast<size_t>(groups_ * blocks_));
   rights_.resize(static_cast<size_t>((length_ + 1) * blocks_));
+  const size_t left_count = lay_out_lefts(needs, least, most_bytes);
+  const size_t right_count = lay_out_rights(needs, least, left_count, most_bytes);
+  left_numbers_ = make_numbers(left_count);
+  right_numbers_ = make_numbers(right_count);
+}
 
+/// Throws NotApplicable where so many numbers take more than `most_bytes`.
+template <typename Number>
+void ChainTable<Number>::check_size(size_t count, size_t most_bytes) const {
+  const size_t most_numbers = most_bytes / sizeof(Number);
+  if (static_cast<size_t>(blocks_) > most_numbers / at(length_) || count > most_numbers)
+    throw NotApplicable("chain: a table of " + std::to_string(length_) + " stages and " + std::to_string(capacity_) +
+                        " slots takes more than " + std::to_string(most_bytes >> 20) +
+                        " MiB: ask for fewer slots, or join stages");
+}
+
+/// Returns the count of numbers in all left sides.
+template <typename Number>
+size_t ChainTable<Number>::lay_out_lefts(const ChainNeeds& needs, const SegmentArray<int64_t>& least,
+                                         size_t most_bytes) {
+  size_t left_count = 0;
   const SegmentArray<int64_t> enough = record_all_memory(needs);
   std::vector<int64_t> group_enough(at(length_) + 1);
   // By end l: smallest memory of the group's segments that end at l or later.
@@ -278,10 +289,17 @@ void ChainTable<Number>::lay_out(const ChainNeeds& needs, const SegmentArray<int
       while (end <= length_ && least_from[at(end)] < (b + 1) * kBlock) ++end;
       left(g, b) = {begin, end, left_count};
       left_count += at(end - begin) * kCell;
-      check();
+      check_size(left_count, most_bytes);
     }
   }
+  return left_count;
+}
 
+/// Returns the count of numbers in all right sides.
+template <typename Number>
+size_t ChainTable<Number>::lay_out_rights(const ChainNeeds& needs, const SegmentArray<int64_t>& least,
+                                          size_t left_count, size_t most_bytes) {
+  size_t right_count = 0;
   // By start i: smallest memory of the right sides that start at i or earlier.
   std::vector<int64_t> least_until(at(length_) + 1);
   for (int l = 1; l <= length_; ++l) {
@@ -293,11 +311,10 @@ void ChainTable<Number>::lay_out(const ChainNeeds& needs, const SegmentArray<int
       while (begin > 2 && least_until[at(begin - 1)] < (b + 1) * kBlock) --begin;
       right(l, b) = {begin, right_count};
       right_count += at(l + 1 - begin) * kBlock;
-      check();
+      check_size(left_count + right_count, most_bytes);
     }
   }
-  left_numbers_ = make_numbers(left_count);
-  right_numbers_ = make_numbers(right_count);
+  return right_count;
 }
 
 template <typename Number>

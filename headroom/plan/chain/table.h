@@ -108,6 +108,10 @@ class ChainTable {
   }
 
   void lay_out(const ChainNeeds& needs, const SegmentArray<int64_t>& least, size_t most_bytes);
+  size_t lay_out_lefts(const ChainNeeds& needs, const SegmentArray<int64_t>& least, size_t most_bytes);
+  size_t lay_out_rights(const ChainNeeds& needs, const SegmentArray<int64_t>& least, size_t left_count,
+                        size_t most_bytes);
+  void check_size(size_t count, size_t most_bytes) const;
 
   int length_;
   int groups_;

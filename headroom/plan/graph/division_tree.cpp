@@ -45,13 +45,15 @@ std::vector<int> splitting_positions(int count, std::span<const std::pair<int, i
   return positions;
 }
 
-/// Returns the edges to add so that there is one source, `source`, and one target. They attach vertices without
-/// predecessors or successors to the row of vertices that all paths from the longest path's first vertex to its last go
-/// through.
-///
-///     s ──▶ a ──▶ b ──▶ t        x reads a and is read only in backward: x ──▶ b is added
-///           └──▶ x   y ─▲        y reads nothing and t reads it:         b ──▶ y
-Edges side_edges(const ForwardGraph& forward, int source) {
+/// The vertices on all paths from the first vertex of the longest path to its last, in base order.
+struct Core {
+  int first = -1;             ///< vertex
+  std::vector<int> members;   ///< vertices
+  std::vector<int> position;  ///< by vertex, in `members`; -1: it is no member
+  std::vector<int> row;       ///< positions of the members that all these paths go through, both ends included
+};
+
+Core find_core(const ForwardGraph& forward) {
   const int n = forward.size();
   const auto& before = forward.predecessors;
   const auto& after = forward.successors;
@@ -70,66 +72,78 @@ Edges side_edges(const ForwardGraph& forward, int source) {
   int first = target;
   while (deepest[at(first)] >= 0) first = deepest[at(first)];
 
-  // The core has the vertices on paths between `first` and `target`. Its splitting vertices are the row.
   std::vector<uint8_t> below(at(n), 0);
-  std::vector<uint8_t> core(at(n), 0);
+  std::vector<uint8_t> above(at(n), 0);
   below[at(first)] = 1;
-  core[at(target)] = 1;
+  above[at(target)] = 1;
   for (int v = 0; v < n; ++v) {
     for (const int u : before[at(v)]) below[at(v)] |= below[at(u)];
   }
   for (int v = n; v-- > 0;) {
-    for (const int w : after[at(v)]) core[at(v)] |= core[at(w)];
+    for (const int w : after[at(v)]) above[at(v)] |= above[at(w)];
   }
-  std::vector<int> members;
-  std::vector<int> position(at(n), -1);
+  Core core{first, {}, std::vector<int>(at(n), -1), {}};
   for (int v = 0; v < n; ++v) {
-    core[at(v)] &= below[at(v)];
-    if (core[at(v)] == 0) continue;
-    position[at(v)] = static_cast<int>(members.size());
-    members.push_back(v);
+    if (above[at(v)] == 0 || below[at(v)] == 0) continue;
+    core.position[at(v)] = static_cast<int>(core.members.size());
+    core.members.push_back(v);
   }
   Edges inside;
-  for (const int v : members) {
+  for (const int v : core.members) {
     for (const int w : after[at(v)]) {
-      if (core[at(w)] != 0) inside.emplace_back(position[at(v)], position[at(w)]);
+      if (core.position[at(w)] >= 0) inside.emplace_back(core.position[at(v)], core.position[at(w)]);
     }
   }
-  const int count = static_cast<int>(members.size());
-  std::vector<int> row = splitting_positions(count, inside);
-  row.insert(row.begin(), 0);
-  if (count > 1) row.push_back(count - 1);
+  const int count = static_cast<int>(core.members.size());
+  core.row = splitting_positions(count, inside);
+  core.row.insert(core.row.begin(), 0);
+  if (count > 1) core.row.push_back(count - 1);
+  return core;
+}
+
+/// Returns the edges to add so that there is one source, `source`, and one target. They attach vertices without
+/// predecessors or successors to the row of vertices that all paths from the longest path's first vertex to its last go
+/// through.
+///
+///     s ──▶ a ──▶ b ──▶ t        x reads a and is read only in backward: x ──▶ b is added
+///           └──▶ x   y ─▲        y reads nothing and t reads it:         b ──▶ y
+Edges side_edges(const ForwardGraph& forward, int source) {
+  const int n = forward.size();
+  const auto& before = forward.predecessors;
+  const auto& after = forward.successors;
+  const Core core = find_core(forward);
+  const int count = static_cast<int>(core.members.size());
 
   // A source is attached below the last vertex of the row that lies before everything in the core that the source leads
   // to.
-  Edges added = {{source, first}};
+  Edges added = {{source, core.first}};
   std::vector<int> leads_to(at(n), count);
   for (int v = n; v-- > 0;) {
-    if (core[at(v)] != 0) {
-      leads_to[at(v)] = position[at(v)];
+    if (core.position[at(v)] >= 0) {
+      leads_to[at(v)] = core.position[at(v)];
       continue;
     }
     for (const int w : after[at(v)]) leads_to[at(v)] = std::min(leads_to[at(v)], leads_to[at(w)]);
   }
   std::vector<int> comes_from(at(n), -1);
   for (int v = 0; v < n; ++v) {
-    if (core[at(v)] != 0) {
-      comes_from[at(v)] = position[at(v)];
+    if (core.position[at(v)] >= 0) {
+      comes_from[at(v)] = core.position[at(v)];
       continue;
     }
     if (before[at(v)].empty()) {
       if (leads_to[at(v)] == count) {
         added.emplace_back(source, v);
       } else {
-        comes_from[at(v)] = *std::prev(std::ranges::lower_bound(row, leads_to[at(v)]));
-        added.emplace_back(members[at(comes_from[at(v)])], v);
+        comes_from[at(v)] = *std::prev(std::ranges::lower_bound(core.row, leads_to[at(v)]));
+        added.emplace_back(core.members[at(comes_from[at(v)])], v);
       }
     }
     for (const int u : before[at(v)]) comes_from[at(v)] = std::max(comes_from[at(v)], comes_from[at(u)]);
     // A target is attached above the first vertex of the row that lies after everything in the core that leads to the
     // target.
     if (after[at(v)].empty()) {
-      added.emplace_back(v, members[at(*std::ranges::upper_bound(row, comes_from[at(v)]))]);
+      added.emplace_back(v, core.members[at(*std::ranges::upper_bound(core.row, comes_from[at(v)]))]);
     }
   }
   return added;

@@ -45,6 +45,36 @@ OpId leanest_producer(const Graph& graph, OpId op, std::span<const ValueId> want
   return best;
 }
 
+namespace {
+
+/// The values that a vertex makes, each once, by who reads them.
+struct Reads {
+  std::vector<ValueId> by_forward;
+  std::vector<ValueId> by_any;
+};
+
+/// Sets what a vertex keeps, and the sizes and the time of it.
+void find_costs(const Graph& graph, Reads& reads, ForwardVertex& vertex) {
+  for (auto* list : {&reads.by_forward, &reads.by_any}) {
+    std::ranges::sort(*list);
+    list->erase(std::unique(list->begin(), list->end()), list->end());
+  }
+  const bool lean = !reads.by_forward.empty() && reads.by_forward != reads.by_any &&
+                    leanest_producer(graph, vertex.op, reads.by_forward) != vertex.op;
+  vertex.kept = lean ? reads.by_forward : reads.by_any;
+  if (!graph.op(vertex.op).recompute) return;
+  vertex.time_ns = graph.op(vertex.op).time_ns;
+  const auto given_up_bytes = [&](const std::vector<ValueId>& ids) {
+    int64_t sum = 0;
+    for (const ValueId id : ids) sum += graph.is_output(id) ? 0 : graph.value(id).bytes;
+    return sum;
+  };
+  vertex.size_bytes = given_up_bytes(reads.by_any);
+  vertex.kept_bytes = given_up_bytes(vertex.kept);
+}
+
+}  // namespace
+
 ForwardGraph forward_graph(const Graph& graph, std::string_view planner) {
   ForwardGraph forward;
   forward.base = base_ops(graph);
@@ -63,9 +93,6 @@ ForwardGraph forward_graph(const Graph& graph, std::string_view planner) {
   forward.predecessors.resize(n);
   forward.successors.resize(n);
   std::vector<int> maker(graph.values().size(), -1);  // By value: the vertex that wrote it last; -1 for a backward op.
-  struct Reads {
-    std::vector<ValueId> by_forward, by_any;
-  };
   std::vector<Reads> reads(n);
   int next_vertex = 0;
   for (const OpId id : forward.base) {
@@ -85,24 +112,7 @@ ForwardGraph forward_graph(const Graph& graph, std::string_view planner) {
   for (size_t v = 0; v < n; ++v) {
     sort_unique(forward.predecessors[v]);
     sort_unique(forward.successors[v]);
-    for (auto* list : {&reads[v].by_forward, &reads[v].by_any}) {
-      std::ranges::sort(*list);
-      list->erase(std::unique(list->begin(), list->end()), list->end());
-    }
-    ForwardVertex& vertex = forward.vertices[v];
-    const std::vector<ValueId>& by_forward = reads[v].by_forward;
-    const bool lean = !by_forward.empty() && by_forward != reads[v].by_any &&
-                      leanest_producer(graph, vertex.op, by_forward) != vertex.op;
-    vertex.kept = lean ? by_forward : reads[v].by_any;
-    if (!graph.op(vertex.op).recompute) continue;
-    vertex.time_ns = graph.op(vertex.op).time_ns;
-    const auto given_up_bytes = [&](const std::vector<ValueId>& ids) {
-      int64_t sum = 0;
-      for (const ValueId id : ids) sum += graph.is_output(id) ? 0 : graph.value(id).bytes;
-      return sum;
-    };
-    vertex.size_bytes = given_up_bytes(reads[v].by_any);
-    vertex.kept_bytes = given_up_bytes(vertex.kept);
+    find_costs(graph, reads[v], forward.vertices[v]);
   }
   return forward;
 }
