@@ -112,6 +112,7 @@ lint:  ## check formatting, C++ by clang-tidy, Python by ruff
 	find headroom/{core,algorithm,io,plan,report,cli} -name '*.cpp' ! -path headroom/cli/train.cpp | sort | xargs -P $(JOBS) -n 1 clang-tidy-14 -p build/asan --quiet 2> >(grep -v 'warnings generated' >&2)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	tools/sizes.py
 
 format:  ## format C++ and Python files
 	tools/setup.sh test

@@ -43,6 +43,15 @@ class BudgetError(ValueError):
         self.smallest_budget_bytes = smallest_budget_bytes
 
 
+def _largest_at_peak(graph: _C.Graph, schedule: _C.Schedule) -> str:
+    """Returns the part of an error message that lists the largest values at the peak."""
+    live = _C.alive_during(graph, schedule, _C.simulate(graph, schedule).peak_step)
+    live.sort(key=graph.value_bytes, reverse=True)
+    return "; what holds the memory there: " + ", ".join(
+        f"{graph.value_name(value)} ({_C.format_bytes(graph.value_bytes(value))})" for value in live[:5]
+    )
+
+
 def too_small(
     settings: Settings,
     problem: _C.Problem,
@@ -65,14 +74,7 @@ def too_small(
     outside = outside_bytes + excess_bytes + kept_free
     smallest = smallest_bytes + outside
     tightest = _C.make_plan(problem, settings.planner, smallest_bytes)
-    largest = ""
-    if tightest.schedule is not None:
-        peak_step = _C.simulate(graph, tightest.schedule).peak_step
-        live = _C.alive_during(graph, tightest.schedule, peak_step)
-        live.sort(key=graph.value_bytes, reverse=True)
-        largest = "; what holds the memory there: " + ", ".join(
-            f"{graph.value_name(value)} ({_C.format_bytes(graph.value_bytes(value))})" for value in live[:5]
-        )
+    largest = "" if tightest.schedule is None else _largest_at_peak(graph, tightest.schedule)
     shown = _C.format_bytes(settings.budget) if isinstance(settings.budget, int) else settings.budget
     named = f"{smallest} bytes ({_C.format_bytes(smallest)})"
     if isinstance(settings.budget, str) and smallest_share is not None:

@@ -83,6 +83,38 @@ def _not_called(*_: object) -> Any:
     raise RuntimeError("the plan runs instead of this")
 
 
+def _stubs(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Returns a forward and a backward graph for AOTAutograd, which save nothing but a token for the step in flight."""
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    primals = [node for node in placeholders if not node.name.startswith("tangents")]
+    tangents = [node for node in placeholders if node.name.startswith("tangents")]
+    outputs = torch.utils._pytree.arg_tree_leaves(*joint.graph.output_node().args)
+    token = fx.Graph().placeholder("token")
+    example = next(node.meta["val"] for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor))
+    with example.fake_mode:
+        token.meta["val"] = torch.empty(0)
+    # This flag keeps the token on autograd's context as it is; saved-tensor hooks would replace it.
+    token.meta["saved_tensor_with_no_vc_check"] = True
+    forward = _stub("forward", primals, [*outputs[:num_fwd_outputs], token])
+    backward = _stub("backward", [token, *tangents], outputs[num_fwd_outputs:])
+    return forward, backward
+
+
+def _backward_of(step: Step) -> Callable[[list[Any]], Any]:
+    """Returns the function that runs a step's backward; its first argument is the token of forward."""
+
+    def backward(arguments: list[Any]) -> list[Any]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("double backward (create_graph=True) is not supported by headroom")
+        flight = arguments[0].headroom
+        gradients = arguments[1:]
+        arguments.clear()
+        return flights_on(step.captured.device).backward(flight, gradients)
+
+    backward._boxed_call = True
+    return backward
+
+
 def compile_graph(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -106,19 +138,7 @@ def compile_graph(
         partition_s += time.perf_counter() - start
         on_step(step)
         steps.append(step)
-        placeholders = joint.graph.find_nodes(op="placeholder")
-        primals = [node for node in placeholders if not node.name.startswith("tangents")]
-        tangents = [node for node in placeholders if node.name.startswith("tangents")]
-        outputs = torch.utils._pytree.arg_tree_leaves(*joint.graph.output_node().args)
-        token = fx.Graph().placeholder("token")
-        example = next(node.meta["val"] for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor))
-        with example.fake_mode:
-            token.meta["val"] = torch.empty(0)
-        # This flag keeps the token on autograd's context as it is; saved-tensor hooks would replace it.
-        token.meta["saved_tensor_with_no_vc_check"] = True
-        forward = _stub("forward", primals, [*outputs[:num_fwd_outputs], token])
-        backward = _stub("backward", [token, *tangents], outputs[num_fwd_outputs:])
-        return forward, backward
+        return _stubs(joint, num_fwd_outputs)
 
     def forward_compiler(_: fx.GraphModule, __: Sequence[Any]) -> Callable[[list[Any]], Any]:
         step = steps[-1]
@@ -137,31 +157,14 @@ def compile_graph(
         forward._boxed_call = True
         return forward
 
-    def backward_compiler(_: fx.GraphModule, __: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        step = steps[-1]
-
-        def backward(arguments: list[Any]) -> list[Any]:
-            if torch.is_grad_enabled():
-                raise RuntimeError("double backward (create_graph=True) is not supported by headroom")
-            flight = arguments[0].headroom
-            gradients = arguments[1:]
-            arguments.clear()
-            return flights_on(step.captured.device).backward(flight, gradients)
-
-        backward._boxed_call = True
-        return backward
-
-    def inference_compiler(inference: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        return make_boxed_func(inference.forward)
-
     with eager_kernels():
         compiled = aot_module_simplified(
             gm,
             example_inputs,
             fw_compiler=forward_compiler,
-            bw_compiler=backward_compiler,
+            bw_compiler=lambda _, __: _backward_of(steps[-1]),
             partition_fn=partition,
-            inference_compiler=inference_compiler,
+            inference_compiler=lambda inference, _: make_boxed_func(inference.forward),
             keep_inference_input_mutations=False,
         )
     taken = 1e3 * (time.perf_counter() - start_s - partition_s)

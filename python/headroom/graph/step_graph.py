@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -92,6 +92,18 @@ def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) ->
     return _C.Graph(of.name, values, ops, kept_values), call_of_op
 
 
+def _needed_for(calls: Iterable[int], inputs: Callable[[int], Iterable[int]], done: set[int]) -> set[int]:
+    """Returns these calls and all that they need, without those that are done and what only these need."""
+    needed: set[int] = set()
+    stack = list(calls)
+    while stack:
+        position = stack.pop()
+        if position not in needed and position not in done:
+            needed.add(position)
+            stack.extend(inputs(position))
+    return needed
+
+
 def base_order(of: Capture) -> tuple[list[int], list[int]]:
     """Returns the calls of forward and backward that are ops, not views, in the order of store-all.
 
@@ -115,18 +127,13 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
         values = {of.value_of_tensor[tensor] for tensor in call.reads}
         if values & tangents or any(source in late for source in inputs(position)):
             late.add(position)
-    forward: set[int] = set()
-    stack = forward_effects(of.calls, late) + [
+    first = forward_effects(of.calls, late) + [
         maker[of.value_of_tensor[tensor]]
         for tensor in of.forward_outputs
         if tensor >= 0 and of.value_of_tensor[tensor] in maker
     ]
-    stack += [position for position, call in enumerate(of.calls) if call.node.meta.get(IN_FORWARD)]
-    while stack:
-        position = stack.pop()
-        if position not in forward:
-            forward.add(position)
-            stack.extend(inputs(position))
+    first += [position for position, call in enumerate(of.calls) if call.node.meta.get(IN_FORWARD)]
+    forward = _needed_for(first, inputs, set())
     wanted = {
         maker[of.value_of_tensor[tensor]]
         for tensor in of.backward_outputs
@@ -149,13 +156,7 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
                 done.add(top)
                 backward.append(top)
 
-    needed: set[int] = set()
-    stack = list(wanted)
-    while stack:
-        position = stack.pop()
-        if position not in needed and position not in forward:
-            needed.add(position)
-            stack.extend(inputs(position))
+    needed = _needed_for(wanted, inputs, forward)
     for position in sorted(needed & late):
         run(position)
     for position in sorted(needed):

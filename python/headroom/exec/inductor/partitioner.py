@@ -184,6 +184,16 @@ def share_pads(joint: fx.GraphModule) -> None:
         joint.graph.erase_node(node)
 
 
+def _readers(of: Capture) -> dict[int, list[int]]:
+    """Returns the calls that read each value, without views."""
+    readers: dict[int, list[int]] = {}
+    for position, call in enumerate(of.calls):
+        if not call.is_view:
+            for value in {of.value_of_tensor[tensor] for tensor in call.reads}:
+                readers.setdefault(value, []).append(position)
+    return readers
+
+
 def fuse(of: Capture, masks: set[int]) -> Capture:
     """Returns the capture with only those calls as ops whose results are stored.
 
@@ -194,11 +204,7 @@ def fuse(of: Capture, masks: set[int]) -> Capture:
     """
     outputs = {tensor for tensor in [*of.forward_outputs, *of.backward_outputs] if tensor >= 0}
     output_values = {of.value_of_tensor[tensor] for tensor in outputs}
-    readers: dict[int, list[int]] = {}  # By value: its readers, without views.
-    for position, call in enumerate(of.calls):
-        if not call.is_view:
-            for value in {of.value_of_tensor[tensor] for tensor in call.reads}:
-                readers.setdefault(value, []).append(position)
+    readers = _readers(of)
     maker = {value: position for position, call in enumerate(of.calls) for value in call.values}
     inlined = [_is_inlined(call) and not call.is_view for call in of.calls]
     stored: list[bool] = []
@@ -250,14 +256,17 @@ def fuse(of: Capture, masks: set[int]) -> Capture:
         )
         for call, read, is_stored in zip(of.calls, reads, stored, strict=True)
     ]
-    for position, call in enumerate(calls):
-        if inlined[position] and len(call.values) == 1:
-            size = of.values[call.values[0]].bytes
-            in_place = [value for value, (_, is_in_place) in reads[position].items() if is_in_place]
-            call.overwrites = [
-                value for value in in_place if of.values[value].bytes == size and not of.values[value].resident
-            ]
+    for call, is_inlined, read in zip(calls, inlined, reads, strict=True):
+        if is_inlined and len(call.values) == 1:
+            in_place = [value for value, (_, is_in_place) in read.items() if is_in_place]
+            call.overwrites = _overwritable(of, call, in_place)
     return replace(of, calls=calls)
+
+
+def _overwritable(of: Capture, call: Call, values: list[int]) -> list[int]:
+    """Returns the values among these whose memory the one value that the call makes can take over."""
+    size = of.values[call.values[0]].bytes
+    return [value for value in values if of.values[value].bytes == size and not of.values[value].resident]
 
 
 def _uses(call: Call, readers: dict[int, list[int]]) -> list[int]:
