@@ -242,6 +242,18 @@ def test_effects_happen_once_and_in_order_whatever_the_budget() -> None:
     assert len(run.ran()) > len(set(run.ran()))
 
 
+def test_gradients_are_those_of_the_inputs_behind_the_token_of_an_effect() -> None:
+    """Inputs with different numbers of dimensions, so that one taken for the other shows."""
+
+    def loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.tensorsolve(a, b).square().sum()
+
+    inputs = [torch.randn(2, 3, 6, requires_grad=True), torch.randn(2, 3, requires_grad=True)]
+    found = torch.autograd.grad(headroom.compile(loss, "1x")(*inputs), inputs)
+    expected = torch.autograd.grad(loss(*inputs), inputs)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 def test_costs_are_known_without_effects() -> None:
     events.clear()
     headroom.plan(noted, leaf(8), cache=False)

@@ -200,7 +200,9 @@ def _copied_gradients_bytes(of: Capture) -> int:
     counts = Counter(tensor for tensor in of.backward_outputs if tensor >= 0)
     calls = {made: call for call in of.calls for made in call.makes}
     growth, most_shrunk = 0, 0
-    for leaf, made in zip(of.forward_inputs, of.backward_outputs, strict=False):
+    # The tokens of effects come before all other inputs, and have no gradients.
+    token_count = max(len(of.forward_inputs) - len(of.backward_outputs), 0)
+    for leaf, made in zip(of.forward_inputs[token_count:], of.backward_outputs, strict=False):
         if leaf < 0 or made < 0:
             continue
         source = of.tensors[made]
