@@ -72,6 +72,19 @@ class OpStep::Frame {
     return std::move(outputs_);
   }
 
+  /// Remembers the versions of results that share memory with a tensor that the backward half reads. AOTAutograd hands
+  /// out new tensors in the place of some views, with version counters of their own.
+  void watch(const Tensors& results) {
+    for (size_t number = 0; number < tensors_.size(); ++number) {
+      const torch::Tensor& kept = tensors_[number];
+      if (!kept.defined() || !kept.has_storage() ||
+          !step_.is_read_late_[static_cast<size_t>(value_of(static_cast<int>(number)))])
+        continue;
+      for (const torch::Tensor& result : results)
+        if (result.has_storage() && result.is_alias_of(kept)) remember(static_cast<int>(number), result);
+    }
+  }
+
   /// Throws where an input or an output that the backward half reads has been changed since forward.
   void check_versions() const {
     for (const auto& [number, version, counter] : versions_) {
@@ -147,13 +160,14 @@ class OpStep::Frame {
     return torch::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
   }
 
+  void remember(int number, const torch::Tensor& seen_by_user) {
+    if (number < 0 || !seen_by_user.defined() || seen_by_user.is_inference()) return;
+    if (!step_.is_read_late_[static_cast<size_t>(value_of(number))]) return;
+    const c10::VariableVersion& counter = seen_by_user.unsafeGetTensorImpl()->version_counter();
+    versions_.push_back({number, counter.current_version(), counter});
+  }
+
   void remember_versions() {
-    const auto remember = [&](int number, const torch::Tensor& seen_by_user) {
-      if (number < 0 || !seen_by_user.defined() || seen_by_user.is_inference()) return;
-      if (!step_.is_read_late_[static_cast<size_t>(value_of(number))]) return;
-      const c10::VariableVersion& counter = seen_by_user.unsafeGetTensorImpl()->version_counter();
-      versions_.push_back({number, counter.current_version(), counter});
-    };
     for (const int number : step_.program_->forward_inputs)
       if (number >= 0) remember(number, tensor(number));
     const std::vector<int>& outputs = step_.program_->forward_outputs;
@@ -337,6 +351,9 @@ OpStep::OpStep(std::shared_ptr<const OpProgram> program, Schedule schedule)
   for (size_t call = 0; call < runs.size(); ++call)
     replays_random_.push_back(runs[call] > 1 && program_->calls[call].draws);
   is_read_late_ = find_late_reads();
+  has_late_outputs_ = std::ranges::any_of(program_->forward_outputs, [&](int tensor) {
+    return tensor >= 0 && is_read_late_[static_cast<size_t>(program_->value_of_tensor[static_cast<size_t>(tensor)])];
+  });
 }
 
 std::vector<bool> OpStep::find_late_reads() const {
@@ -368,6 +385,10 @@ OpStep::Forward OpStep::forward(Tensors inputs) const {
   frame->set_inputs(program_->forward_inputs, inputs);
   frame->run_to(forward_end_);
   return {frame->take_forward_outputs(), std::move(frame)};
+}
+
+void OpStep::watch(Frame& frame, const Tensors& results) const {
+  if (has_late_outputs_) frame.watch(results);
 }
 
 OpStep::Backward OpStep::backward(Frame& frame, Tensors gradients) const {

@@ -93,6 +93,10 @@ class OpStep : public std::enable_shared_from_this<OpStep> {
   };
   Forward forward(Tensors inputs) const;
 
+  /// Has backward notice changes in place of results that share memory with a tensor that it reads, besides those of
+  /// the outputs that forward returned. The frame keeps none of the results.
+  void watch(Frame& frame, const Tensors& results) const;
+
   struct Backward {
     Tensors gradients;
     /// Whether other code holds a gradient that backward was given, or a tensor to be overwritten.
@@ -117,6 +121,7 @@ class OpStep : public std::enable_shared_from_this<OpStep> {
   std::vector<bool> replays_random_;          ///< By call: whether it draws random numbers and runs again.
   std::vector<std::vector<int>> tensors_of_;  ///< By value: its tensors.
   std::vector<bool> is_read_late_;  ///< By value: whether the backward half reads it as the forward half left it.
+  bool has_late_outputs_ = false;   ///< Whether the backward half reads the memory of a forward output.
 };
 
 }  // namespace headroom

@@ -392,6 +392,8 @@ void bind_programs(py::module_& module) {
              }
              return std::pair(std::move(made.outputs), FrameHandle{std::move(made.frame)});
            }))
+      .def("watch", torch::wrap_pybind_function([](const OpStep& step, const FrameHandle& handle,
+                                                   const Tensors& results) { step.watch(*handle.frame, results); }))
       .def("backward",
            torch::wrap_pybind_function([](const OpStep& step, const FrameHandle& handle, py::list gradients) {
              Tensors tensors;

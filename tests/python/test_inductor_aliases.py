@@ -62,3 +62,21 @@ def test_code_that_overwrites_a_saved_tensor_is_not_taken_for_one_that_is_an_out
         expected = result.detach().clone()
         result.sum().backward()
         assert torch.equal(result, expected), function.__name__
+
+
+@pytest.mark.parametrize("plan", ["own", "least"])
+def test_a_result_that_shares_memory_with_a_saved_tensor_must_not_change(plan: str) -> None:
+    plans = smallest_kernel_plans() if plan == "least" else contextlib.nullcontext()
+    with plans:
+        run = headroom.compile(lambda x: x.exp().t(), "1x" if plan == "least" else None, kernels="inductor")
+        for is_changed in (False, True, False):
+            x = torch.ones(8, 16, requires_grad=True)
+            result = run(x)
+            with torch.no_grad():
+                result.mul_(1) if is_changed else result.mul(1)
+            if is_changed:
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    result.sum().backward()
+            else:
+                result.sum().backward()
+                assert torch.equal(x.grad, x.detach().exp())

@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 import operator
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from headroom.costs.op_costs import cost_cache
 from headroom.costs.step_costs import StepCosts
 from headroom.graph.capture import capture
 from headroom.graph.op_program import make_calls
+from headroom.graph.operators import is_tensor
 from headroom.graph.rewrite import (
     call_eager_batch_norms,
     draw_in_layout,
@@ -115,6 +117,29 @@ def _backward_of(step: Step) -> Callable[[list[Any]], Any]:
     return backward
 
 
+_entered = threading.local()  # The flight of the forward that this thread has just run.
+
+
+def _watching_results(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the compiled function; its backward notices changes in place of results, also of views of saved tensors.
+
+    AOTAutograd hands out new tensors in the place of views, so the flight gets the results that the user gets.
+    """
+
+    def run(*arguments: Any) -> Any:
+        _entered.flight = None
+        try:
+            results = compiled(*arguments)
+            flight = _entered.flight
+        finally:
+            _entered.flight = None
+        if flight is not None:
+            flight.chosen.op_step.watch(flight.frame, [result for result in results if is_tensor(result)])
+        return results
+
+    return run
+
+
 def compile_graph(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -150,6 +175,7 @@ def compile_graph(
                 is_first = False
                 gc.collect()
             outputs, flight = flights_on(step.captured.device).forward(step, arguments)
+            _entered.flight = flight
             token = torch.empty(0)
             token.headroom = flight
             return [*outputs, token]
@@ -169,4 +195,4 @@ def compile_graph(
         )
     taken = 1e3 * (time.perf_counter() - start_s - partition_s)
     _log.info("compiling by AOTAutograd, without capture and measuring: %.0f ms", taken)
-    return compiled
+    return _watching_results(compiled)

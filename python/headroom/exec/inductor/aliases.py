@@ -1,8 +1,9 @@
-"""Corrects the aliases among fake tensors after Inductor's passes over the joint graph."""
+"""Results that share memory with saved tensors: backward must not overwrite them, nor read what the user changed."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,40 @@ def refresh_views(joint: fx.GraphModule) -> None:
             for user in node.users:  # of several views
                 if user.target is operator.getitem:
                     user.meta["val"] = node.meta["val"][user.args[1]]
+
+
+def watch_results(node: Any, results: Sequence[Any], aliased: list[int] | None) -> list[int] | None:
+    """Has backward raise PyTorch's error where a result that shares memory with a saved tensor was changed in place.
+
+    AOTAutograd hands out views of saved tensors with version counters of their own, so that autograd does not notice.
+    `aliased` are the positions of such results, if an earlier call of the same code has returned them. Hooks of saved
+    tensors save other tensors, of which nothing is known.
+    """
+    if aliased is None:
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            return None
+        saved = {_storage(tensor) for tensor in node.saved_tensors if _has_storage(tensor)}
+        aliased = [i for i, result in enumerate(results) if _has_storage(result) and _storage(result) in saved]
+    with torch.no_grad():  # A detached tensor has the same version counter, but no history that would hold the node.
+        versions = [(results[i].detach(), results[i]._version) for i in aliased]
+
+    def check(_: Sequence[torch.Tensor | None]) -> None:
+        for result, version in versions:
+            if result._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"[{result.type()} {list(result.shape)}] is at version {result._version}; expected version "
+                    f"{version} instead. It is a result that shares memory with a tensor that backward reads."
+                )
+        versions.clear()
+
+    if versions:
+        node.register_prehook(check)
+    return aliased
+
+
+def _has_storage(value: object) -> bool:
+    return is_tensor(value) and value.layout is torch.strided
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
