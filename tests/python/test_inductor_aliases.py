@@ -1,4 +1,4 @@
-"""kernels="inductor": backward overwrites no output that is a view of a saved tensor."""
+"""kernels="inductor": memory that is changed in place: by backward, by the user, by a kernel."""
 
 from __future__ import annotations
 
@@ -80,3 +80,21 @@ def test_a_result_that_shares_memory_with_a_saved_tensor_must_not_change(plan: s
             else:
                 result.sum().backward()
                 assert torch.equal(x.grad, x.detach().exp())
+
+
+def test_a_kernel_that_reads_the_result_of_a_scatter_runs_after_it() -> None:
+    """The gradient of a maximum is scattered into zeros, which a sum comes before and an addition after."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        h = x @ weight
+        h = h.clone()
+        h[:, :4] = x[:, 4:8].tanh()
+        return h - h.max(dim=1, keepdim=True).values
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(32, 16, dtype=torch.float64, generator=generator, requires_grad=True)
+    weight = torch.randn(16, 16, dtype=torch.float64, generator=generator)
+    with smallest_kernel_plans():
+        result = headroom.compile(function, "1x", kernels="inductor", cache=False)(x)
+    found, expected = (torch.autograd.grad((value * 2).sum(), x)[0] for value in (result, function(x)))
+    torch.testing.assert_close(found, expected)

@@ -31,7 +31,7 @@ from headroom.budget.kernel_flight import Flight, compiled_node, flights_of_this
 from headroom.budget.meter import meter_of
 from headroom.entrance import count_graph
 from headroom.exec.inductor.aliases import watch_results
-from headroom.exec.inductor.ordering import KeepDraws, KeepOrder
+from headroom.exec.inductor.ordering import KeepDraws, KeepOrder, mutations_kept
 from headroom.exec.inductor.partitioner import Partitioner, copy_of
 from headroom.exec.inductor.trial import Arguments, Trial, find_changed, hidden, try_step
 from headroom.graph.operators import is_tensor
@@ -73,7 +73,7 @@ def compiler_for(partitioner: Partitioner, codes: list[Any]) -> Callable[..., An
             is_channels_last = GraphLowering.decide_layout_opt(gm, is_inference=False)
         elif is_planned and gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
             options["layout_opt"] = is_channels_last
-        with inductor_config.patch(_AS_PLANNED if is_planned else _PARTITIONED):
+        with inductor_config.patch(_AS_PLANNED if is_planned else _PARTITIONED), mutations_kept():
             codes.append(compile_fx_inner(gm, inputs, **options))
         return codes[-1]
 

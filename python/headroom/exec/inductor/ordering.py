@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._inductor import custom_graph_pass, ir
 from torch._inductor.dependencies import WeakDep
+from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.utils import get_donated_idxs
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
@@ -81,6 +84,26 @@ class KeepDraws(_Pass):
     def uuid(self) -> object:
         """Returns the part of Inductor's cache key for this file."""
         return _cache_key(__file__)
+
+
+@contextlib.contextmanager
+def mutations_kept() -> Iterator[None]:
+    """Returns a context in which kernels depend on what changes a buffer in place before they read it.
+
+    Where Inductor aligns the loops of two kernels on the CPU, it derives their dependencies anew, by the names that
+    buffers had before they were changed. A kernel that reads the result of a scatter could then run before the scatter.
+    """
+    recompute = SchedulerNode.recompute_size_and_body
+
+    def recompute_and_rename(node: SchedulerNode, *arguments: Any, **keywords: Any) -> None:
+        recompute(node, *arguments, **keywords)
+        node.set_read_writes(node.read_writes.rename(node.mutation_renames))
+
+    SchedulerNode.recompute_size_and_body = recompute_and_rename
+    try:
+        yield
+    finally:
+        SchedulerNode.recompute_size_and_body = recompute
 
 
 def _cache_key(*files: str) -> object:
