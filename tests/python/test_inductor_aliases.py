@@ -82,6 +82,37 @@ def test_a_result_that_shares_memory_with_a_saved_tensor_must_not_change(plan: s
                 assert torch.equal(x.grad, x.detach().exp())
 
 
+class Remembering(torch.nn.Module):
+    """Reads a buffer and writes its input there: backward then reads a view of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.ones(32, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.clone()
+        result = (h @ self.kept.clone().t()).softmax(-1) @ h
+        self.kept.copy_(h.detach())
+        return result
+
+
+@pytest.mark.parametrize("plan", ["own", "least"])
+def test_an_input_of_which_a_view_is_saved_must_not_change(plan: str) -> None:
+    plans = smallest_kernel_plans() if plan == "least" else contextlib.nullcontext()
+    with plans:
+        run = headroom.compile(Remembering(), "1x" if plan == "least" else None, kernels="inductor", cache=False)
+        for is_changed in (False, True):
+            x = torch.linspace(-1, 1, 512).view(32, 16).requires_grad_()
+            result = run(x)
+            if is_changed:
+                with torch.no_grad():
+                    x.mul_(1.5)
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    result.sum().backward()
+            else:
+                result.sum().backward()
+
+
 def test_a_kernel_that_reads_the_result_of_a_scatter_runs_after_it() -> None:
     """The gradient of a maximum is scattered into zeros, which a sum comes before and an addition after."""
 

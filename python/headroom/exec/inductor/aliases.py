@@ -28,34 +28,50 @@ def refresh_views(joint: fx.GraphModule) -> None:
                     user.meta["val"] = node.meta["val"][user.args[1]]
 
 
-def watch_results(node: Any, results: Sequence[Any], aliased: list[int] | None) -> list[int] | None:
-    """Has backward raise PyTorch's error where a result that shares memory with a saved tensor was changed in place.
+def watch_changes(
+    node: Any, results: Sequence[Any], arguments: Sequence[Any], aliased: list[int] | None
+) -> list[int] | None:
+    """Has backward raise PyTorch's error where a tensor that shares memory with a saved one was changed in place.
 
-    AOTAutograd hands out views of saved tensors with version counters of their own, so that autograd does not notice.
-    `aliased` are the positions of such results, if an earlier call of the same code has returned them. Hooks of saved
-    tensors save other tensors, of which nothing is known.
+    Results may be views of saved tensors, and saved tensors views of arguments, with version counters of their own, so
+    that autograd does not notice. An argument that is saved itself has autograd's own check. `aliased` are the
+    positions of such tensors among results and arguments, if an earlier call of the same code has returned them. Hooks
+    of saved tensors save other tensors, of which nothing is known.
     """
+    tensors = [*results, *arguments]
     if aliased is None:
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             return None
-        saved = {_storage(tensor) for tensor in node.saved_tensors if _has_storage(tensor)}
-        aliased = [i for i, result in enumerate(results) if _has_storage(result) and _storage(result) in saved]
+        saved: dict[int, list[torch.Tensor]] = {}
+        for tensor in node.saved_tensors:
+            if _has_storage(tensor):
+                saved.setdefault(_storage(tensor), []).append(tensor)
+        aliased = [
+            i
+            for i, tensor in enumerate(tensors)
+            if _has_storage(tensor)
+            and any(i < len(results) or not _is_same(tensor, other) for other in saved.get(_storage(tensor), []))
+        ]
     with torch.no_grad():  # A detached tensor has the same version counter, but no history that would hold the node.
-        versions = [(results[i].detach(), results[i]._version) for i in aliased]
+        versions = [(tensors[i].detach(), tensors[i]._version) for i in aliased]
 
     def check(_: Sequence[torch.Tensor | None]) -> None:
-        for result, version in versions:
-            if result._version != version:
+        for tensor, version in versions:
+            if tensor._version != version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                    f"[{result.type()} {list(result.shape)}] is at version {result._version}; expected version "
-                    f"{version} instead. It is a result that shares memory with a tensor that backward reads."
+                    f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version "
+                    f"{version} instead. It shares memory with a tensor that backward reads."
                 )
         versions.clear()
 
     if versions:
         node.register_prehook(check)
     return aliased
+
+
+def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return tensor.shape == other.shape and tensor.stride() == other.stride()
 
 
 def _has_storage(value: object) -> bool:

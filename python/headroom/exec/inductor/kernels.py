@@ -30,7 +30,7 @@ from headroom.budget.flight import unwatched
 from headroom.budget.kernel_flight import Flight, compiled_node, flights_of_this_thread, watches_paused
 from headroom.budget.meter import meter_of
 from headroom.entrance import count_graph
-from headroom.exec.inductor.aliases import watch_results
+from headroom.exec.inductor.aliases import watch_changes
 from headroom.exec.inductor.ordering import KeepDraws, KeepOrder, mutations_kept
 from headroom.exec.inductor.partitioner import Partitioner, copy_of
 from headroom.exec.inductor.trial import Arguments, Trial, find_changed, hidden, try_step
@@ -124,7 +124,7 @@ class Chosen:
     expected_excess_bytes: int = 0  # Excess of the measured over the simulated peak that the plan assumed.
     trials: int = 0  # Trials until this step was chosen.
     free_bytes: int = 0  # Bytes of the budget that were free when this step was chosen.
-    aliased: list[int] | None = None  # Positions of results that share memory with saved tensors; None: not known yet.
+    aliased: list[int] | None = None  # See watch_changes(); None: not known yet.
 
     @property
     def is_own(self) -> bool:
@@ -313,7 +313,7 @@ class Kernels:
         node = compiled_node(leaves, histories) or compiled_node(arguments, histories)
         if node is not None:
             flight.begin(node)
-            chosen.aliased = watch_results(node, leaves, chosen.aliased)
+            chosen.aliased = watch_changes(node, leaves, arguments, chosen.aliased)
         return results
 
     def learn(self) -> None:
