@@ -23,7 +23,7 @@ def refresh_views(joint: fx.GraphModule) -> None:
     for node in joint.graph.nodes:
         if node.op == "call_function" and is_view(node.target) and _is_stale(node):
             _refresh(node)
-            for user in node.users:  # of several views
+            for user in node.users:  # An operator that returns several views has an item for each.
                 if user.target is operator.getitem:
                     user.meta["val"] = node.meta["val"][user.args[1]]
 
