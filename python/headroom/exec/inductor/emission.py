@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +29,13 @@ aten, prims = torch.ops.aten, torch.ops.prims
 for _name in ("headroom::store", "headroom::inside"):
     torch.library.define(_name, "(Tensor x) -> Tensor")
     torch.library.impl(_name, "CompositeExplicitAutograd", torch.clone)
+torch.library.define("headroom::in_layout", "(Tensor x, int[] dimensions) -> Tensor")
+
+
+@torch.library.impl("headroom::in_layout", "CompositeExplicitAutograd")
+def _in_layout(x: torch.Tensor, dimensions: Sequence[int]) -> torch.Tensor:
+    """Returns a copy with these dimensions from the largest stride to the smallest."""
+    return torch.empty_permuted(x.shape, dimensions, dtype=x.dtype, device=x.device).copy_(x)
 
 
 @register_lowering(torch.ops.headroom.store.default)
@@ -52,6 +59,13 @@ def _lower_inside(x: Any) -> Any:
     stored = x.data.data
     is_pointwise = isinstance(stored, ir.ComputedBuffer) and isinstance(stored.data, ir.Pointwise)
     return ir.TensorBox.create(stored.data) if is_pointwise else x
+
+
+@register_lowering(torch.ops.headroom.in_layout.default)
+def _lower_in_layout(x: Any, dimensions: Sequence[int]) -> Any:
+    """Makes Inductor store a value with these dimensions from the largest stride to the smallest."""
+    order = [len(dimensions) - 1 - dimensions.index(dimension) for dimension in range(len(dimensions))]
+    return ir.ExternKernel.require_stride_order(x, order)
 
 
 class Emission:
@@ -98,17 +112,31 @@ class Emission:
             inside[node] = self.add(node, torch.ops.headroom.inside.default, (new,)) if is_random else new
         return inside[node]
 
-    def run(self, node: fx.Node, *, draws_again: bool) -> None:
-        """Adds a call whose results are stored. `draws_again`: it draws random numbers, and the schedule reruns it."""
+    def run(self, node: fx.Node, *, draws: bool, is_rerun: bool) -> None:
+        """Adds a call whose results are stored. `is_rerun`: the schedule runs it more than once.
+
+        Kernels that draw random numbers fill memory from its beginning. If a value that they read were laid out
+        otherwise than traced, its elements would get other numbers than in plain training, or in another run.
+        """
         inside: dict[fx.Node, fx.Node] = {}
         inputs = {source: self.get(source, inside) for source in node.all_input_nodes}
-        new = self.draw(node, inputs) if draws_again else self.graph.node_copy(node, inputs.__getitem__)
+        if draws:
+            inputs = {source: self.as_traced(source, new) for source, new in inputs.items()}
+        new = self.draw(node, inputs) if draws and is_rerun else self.graph.node_copy(node, inputs.__getitem__)
         if is_tensor(node.meta.get("val")):
             new = self.add(node, torch.ops.headroom.store.default, (new,))
         self.now[node] = new
         for user in node.users:
             if user.target is operator.getitem:
                 self.now[user] = self.graph.node_copy(user, lambda _, new=new: new)
+
+    def as_traced(self, node: fx.Node, new: fx.Node) -> fx.Node:
+        """Adds a copy of a new node in the traced layout of the node for which it stands, if that is a tensor."""
+        value = node.meta.get("val")
+        if not is_tensor(value) or value.dim() < 2:
+            return new
+        dimensions = sorted(range(value.dim()), key=value.stride().__getitem__, reverse=True)
+        return self.add(node, torch.ops.headroom.in_layout.default, (new, dimensions))
 
     def draw(self, node: fx.Node, inputs: dict[fx.Node, fx.Node]) -> fx.Node:
         """Adds a call that draws: its first run saves the generator's state, and reruns start from that state."""
@@ -164,7 +192,7 @@ def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tupl
             emission.drop(nodes_in.get(value, ()))
         elif step.call_of_op[op] >= 0:
             call = fused.calls[step.call_of_op[op]]
-            emission.run(call.node, draws_again=call.draws and runs[op] > 1)
+            emission.run(call.node, draws=call.draws, is_rerun=runs[op] > 1)
             emission.drop(nodes_in.get(value, ()))
         elif step.call_of_op[op] == HANDS_ON:
             for node in wanted:
