@@ -268,7 +268,9 @@ class Runner:
         if self.traced is None:
             backend = "aot_eager" if self.options.kernels == "eager" else "inductor"
             try:
-                self.traced, _ = self.run(lambda function: torch.compile(function, backend=backend, dynamic=False))
+                # Pickling for AOTAutograd's cache has crashed the process where backward is compiled late.
+                with torch._functorch.config.patch(enable_autograd_cache=False):
+                    self.traced, _ = self.run(lambda function: torch.compile(function, backend=backend, dynamic=False))
             except Exception:  # outside of a step, where no log has it
                 return False
         return difference(self.traced, log, rules, close) is None
