@@ -39,6 +39,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Selectio
     parser.add_argument("--only", nargs="+", metavar="POINT", help="points by name or pattern, such as 'bert-*'")
     parser.add_argument("--again", action="store_true", help="also run points that have a result already")
     parser.add_argument("--jobs", type=int, default=1, help="points at a time, in suites that can share the GPU (1)")
+    parser.add_argument("--no-build", action="store_true", help="take headroom as it is compiled already")
     parser.add_argument("--suites", type=Path, metavar="FOLDER", default=Path(__file__).with_name("suites"))
     options = parser.parse_args(arguments)
     suites = load_suites(options.suites)
@@ -82,7 +83,8 @@ def write_page(folder: Path, name: str, suite: Suite) -> str:
 
 def run(options: argparse.Namespace, selection: Selection) -> int:
     with_gpu = any(point.gpu_gib is not None for _, points in selection.values() for point in points)
-    runner = Runner(options.out, find_setting(with_gpu=with_gpu), again=options.again, jobs=options.jobs)
+    setting = find_setting(with_gpu=with_gpu)
+    runner = Runner(options.out, setting, again=options.again, jobs=options.jobs, builds=not options.no_build)
     try:
         for name, (suite, points) in selection.items():
             runner.run_suite(name, suite, points)

@@ -259,6 +259,13 @@ def test_without_pytorch(bench: Bench) -> None:
     assert "needs a GPU: PyTorch does not start: ModuleNotFoundError: No module named 'torch'" in printed
 
 
+def test_nothing_is_compiled_where_that_is_not_wanted(bench: Bench) -> None:
+    bench.suite('point("one", GOOD, build="nonsense")')
+    status, printed = bench.run("--no-build")
+    assert status == 0, printed
+    assert bench.names_run() == ["one"]
+
+
 def test_a_failing_build_leaves_out_what_needs_it(bench: Bench) -> None:
     bench.suite('point("one", GOOD, build="nonsense")', 'point("two", GOOD, build="nonsense")', 'point("last", GOOD)')
     status, printed = bench.run()

@@ -40,13 +40,14 @@ class Stopped(Exception):
 class Runner:
     """Runs the points of suites into one folder."""
 
-    def __init__(self, folder: Path, setting: Setting, *, again: bool, jobs: int) -> None:
+    def __init__(self, folder: Path, setting: Setting, *, again: bool, jobs: int, builds: bool = True) -> None:
         self.folder = folder
         self.setting = setting
         self.again = again
         self.jobs = jobs
+        self.builds = builds
         self.counts: collections.Counter[str] = collections.Counter()
-        self.builds: dict[str, str] = {}  # The error of each build that was tried, or nothing.
+        self.built: dict[str, str] = {}  # The error of each build that was tried, or nothing.
         self.children: set[subprocess.Popen[bytes]] = set()
         self.lock = Lock()
         self.is_stopped = False
@@ -128,15 +129,15 @@ class Runner:
         missing = [package for package in point.packages if importlib.util.find_spec(package) is None]
         if missing:
             return f"needs {' and '.join(missing)}: not installed"
-        if point.build and point.build not in self.builds:
+        if point.build and self.builds and point.build not in self.built:
             build = Point(
                 f"build-{point.build}", ("python", "benchmarks/gpu/build.py", point.build), limit_s=BUILD_LIMIT_S
             )
             log = self.folder / f"{build.name}.log"
             _, error, seconds = self._execute(build, log)
-            self.builds[point.build] = error and f"{build.name} failed: {error} (see {log})"
+            self.built[point.build] = error and f"{build.name} failed: {error} (see {log})"
             print(f"{build.name}: {error or 'done'} ({seconds:.0f} s)", flush=True)
-        return self.builds.get(point.build, "")
+        return self.built.get(point.build, "")
 
     def _measure(self, suite: str, point: Point) -> None:
         """Runs one point and writes its result."""
