@@ -121,6 +121,33 @@ def test_a_second_backward_and_a_second_derivative_are_refused() -> None:
         penalize()
 
 
+@pytest.mark.parametrize("kernels", ["eager", "inductor"])
+def test_second_derivatives_are_not_silently_left_out(kernels: str) -> None:
+    """There is a way from the gradient to the inputs besides the step's own, or the input is a view."""
+    model, inputs = small_model(), torch.randn(8, 16, requires_grad=True)
+    run = headroom.compile(lambda x: model(x).sum(), "1x", kernels=kernels)
+
+    def differentiate(x: torch.Tensor) -> torch.Tensor:
+        (gradient,) = torch.autograd.grad(run(x), x, create_graph=True)
+        return torch.autograd.grad((gradient * x).sum(), x)[0]
+
+    for x in (inputs, inputs.view_as(inputs)):
+        with pytest.raises(RuntimeError, match=r"double backward|create_graph"):
+            differentiate(x)
+    with pytest.raises(RuntimeError, match=r"double backward|create_graph"):
+        torch.autograd.functional.hessian(run, inputs.detach())
+
+
+@pytest.mark.parametrize("kernels", ["eager", "inductor"])
+def test_gradients_in_batches_are_refused(kernels: str) -> None:
+    """No plan counts their memory, and AOTAutograd cannot copy expanded ones."""
+    run = headroom.compile(small_model(), kernels=kernels)
+    x = torch.randn(4, 16, requires_grad=True)
+    for gradients in (torch.randn(5, 4, 4), torch.eye(4).unsqueeze(-1).expand(4, 4, 4)):
+        with pytest.raises(headroom.Unsupported, match=r"gradients in batches \(is_grads_batched=True"):
+            torch.autograd.grad(run(x), x, gradients, is_grads_batched=True)
+
+
 def test_an_unknown_higher_order_operator() -> None:
     from torch._higher_order_ops.wrap import wrap
 

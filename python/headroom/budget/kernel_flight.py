@@ -152,6 +152,11 @@ def watches_paused() -> Iterator[None]:
                 flight.resume()
 
 
+def may_have_history(argument: Any) -> bool:
+    """Returns whether another graph may have computed an argument."""
+    return is_tensor(argument) and argument.requires_grad and not isinstance(argument, torch.nn.Parameter)
+
+
 def compiled_node(tensors: Sequence[Any], histories: set[Any]) -> Any:
     """Returns the autograd node of the compiled graph that computed some of these tensors, or None.
 

@@ -17,9 +17,11 @@ from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 
 from headroom.budget.flight import flights_on, unwatched
+from headroom.budget.kernel_flight import compiled_node, may_have_history
 from headroom.budget.meter import meter_of
 from headroom.costs.op_costs import cost_cache
 from headroom.costs.step_costs import StepCosts
+from headroom.exec.refusals import refuse_unsupported_backwards
 from headroom.graph.capture import capture
 from headroom.graph.op_program import make_calls
 from headroom.graph.operators import is_tensor
@@ -106,8 +108,6 @@ def _backward_of(step: Step) -> Callable[[list[Any]], Any]:
     """Returns the function that runs a step's backward; its first argument is the token of forward."""
 
     def backward(arguments: list[Any]) -> list[Any]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("double backward (create_graph=True) is not supported by headroom")
         flight = arguments[0].headroom
         gradients = arguments[1:]
         arguments.clear()
@@ -123,10 +123,17 @@ _entered = threading.local()  # The flight of the forward that this thread has j
 def _watching_results(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the compiled function; its backward notices changes in place of results, also of views of saved tensors.
 
-    AOTAutograd hands out new tensors in the place of views, so the flight gets the results that the user gets.
+    AOTAutograd hands out new tensors in the place of views, so the flight gets the results that the user gets. It also
+    refuses to differentiate gradients.
     """
 
+    with_history: list[int] | None = None  # Positions of arguments that other graphs may have computed.
+
     def run(*arguments: Any) -> Any:
+        nonlocal with_history
+        if with_history is None:  # Dynamo's guards make it hold for every call.
+            with_history = [i for i, argument in enumerate(arguments) if may_have_history(argument)]
+        histories = {arguments[i].grad_fn for i in with_history}
         _entered.flight = None
         try:
             results = compiled(*arguments)
@@ -134,7 +141,11 @@ def _watching_results(compiled: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _entered.flight = None
         if flight is not None:
-            flight.chosen.op_step.watch(flight.frame, [result for result in results if is_tensor(result)])
+            tensors = [result for result in results if is_tensor(result)]
+            flight.chosen.op_step.watch(flight.frame, tensors)
+            node = compiled_node(tensors, histories) or compiled_node(arguments, histories)
+            if node is not None:
+                refuse_unsupported_backwards(node)
         return results
 
     return run

@@ -27,13 +27,20 @@ from torch.utils import _pytree as pytree
 from headroom import _C
 from headroom.budget.excess import named_bytes, varied_bytes
 from headroom.budget.flight import unwatched
-from headroom.budget.kernel_flight import Flight, compiled_node, flights_of_this_thread, watches_paused
+from headroom.budget.kernel_flight import (
+    Flight,
+    compiled_node,
+    flights_of_this_thread,
+    may_have_history,
+    watches_paused,
+)
 from headroom.budget.meter import meter_of
 from headroom.entrance import count_graph
 from headroom.exec.inductor.aliases import watch_changes
 from headroom.exec.inductor.ordering import KeepDraws, KeepOrder, mutations_kept
 from headroom.exec.inductor.partitioner import Partitioner, copy_of
 from headroom.exec.inductor.trial import Arguments, Trial, find_changed, hidden, try_step
+from headroom.exec.refusals import refuse_unsupported_backwards
 from headroom.graph.operators import is_tensor
 from headroom.graph.step_graph import Rest
 from headroom.graph.tracing import is_cut, specialize
@@ -287,7 +294,7 @@ class Kernels:
         count_graph()
         if self.device is None:  # Dynamo's guards make both hold for every call.
             self.device = device_of([argument for argument in arguments if is_tensor(argument)])
-            self.with_history = [i for i, argument in enumerate(arguments) if _may_have_history(argument)]
+            self.with_history = [i for i, argument in enumerate(arguments) if may_have_history(argument)]
         device = self.device
         flights = flights_of_this_thread(self.settings, device)
         limit = self.settings.limit_bytes()
@@ -313,6 +320,7 @@ class Kernels:
         node = compiled_node(leaves, histories) or compiled_node(arguments, histories)
         if node is not None:
             flight.begin(node)
+            refuse_unsupported_backwards(node)
             chosen.aliased = watch_changes(node, leaves, arguments, chosen.aliased)
         return results
 
@@ -440,10 +448,6 @@ class Kernels:
         fair = int(kept * (kept + wanted - free) / max(kept + wanted, 1))
         less = max(fair, kept + inner.peak_bytes(partitioner.rest) - free)
         self.asked.append(free - kept + max(less, 0))
-
-
-def _may_have_history(argument: Any) -> bool:
-    return is_tensor(argument) and argument.requires_grad and not isinstance(argument, torch.nn.Parameter)
 
 
 def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
