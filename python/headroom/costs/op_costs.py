@@ -412,7 +412,7 @@ def fill_memory(captured: Capture, cache: CostCache, meter: _C.Meter) -> Counts:
             if key not in cache.costs and key not in estimates:
                 if has_known_memory(call):
                     estimates[key] = Cost(None, 0)
-                elif call.has_effect:  # A measurement would repeat its effect.
+                elif call.has_effect or call.is_opaque:  # A measurement would repeat its effect.
                     estimates[key] = _estimate(call)
                 else:
                     try:
@@ -448,7 +448,7 @@ def fill_times(captured: Capture, cache: CostCache, room_bytes: int | None = Non
                 times[key] = cost.time_ns
                 continue
             times[key] = _estimate(call).time_ns
-            if call.has_effect or (room_bytes is not None and _footprint_bytes(call) > room_bytes):
+            if call.has_effect or call.is_opaque or (room_bytes is not None and _footprint_bytes(call) > room_bytes):
                 continue
             try:
                 if is_elementwise(call):

@@ -13,12 +13,13 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from headroom import _C
-from headroom.graph.effects import has_effect, is_token
+from headroom.graph.effects import has_effect, is_token, may_draw
 from headroom.graph.operators import (
     as_number,
     concrete,
     flat_results,
     is_alias,
+    is_opaque,
     is_tensor,
     is_view,
     needs_a_tensor,
@@ -62,9 +63,12 @@ class Call:
     values: list[int] = field(default_factory=list)  # Values that it allocates; none for views.
     is_view: bool = False
     draws: bool = False
+    # Whether it may depend on or change what PyTorch does not know; see operators.is_opaque().
+    is_opaque: bool = False
     may_recompute: bool = True
     # Whether it runs for its effect: exactly once, in order with the other calls that have effects.
     has_effect: bool = False
+    effect: int = -1  # Value that stands for its effect.
     # Values that its result may overwrite. None: derived from the operator.
     overwrites: list[int] | None = None
     channels_last: bool = False  # Whether images that it reads are channels-last, whatever was captured.
@@ -216,9 +220,12 @@ def _add_operator(to: Capture, node: fx.Node, value: object) -> None:
     is_several = isinstance(value, (tuple, list))
     for result in filter(is_tensor, flat_results(value)):
         check_tensor(result)
-    call = Call(node, reads, [], is_view=is_view(node.target), has_effect=has_effect(node.target))
-    call.draws = _may_draw(node) and not call.has_effect
-    call.may_recompute = _may_recompute(node) and not call.has_effect
+    call = Call(node, reads, [], is_view=is_view(node.target), is_opaque=is_opaque(node))
+    call.draws = may_draw(node) or call.is_opaque
+    # Random numbers that nothing uses advance the generator all the same.
+    call.has_effect = has_effect(node.target) or (call.draws and _is_unused(node))
+    call.draws = call.draws and not call.has_effect
+    call.may_recompute = _may_recompute(node, is_opaque=call.is_opaque) and not call.has_effect
     if not call.is_view and is_tensor(value) and is_alias(value, node):
         call.is_view = True
     if not is_several and not is_tensor(value) and not call.has_effect:
@@ -241,43 +248,35 @@ def _add_operator(to: Capture, node: fx.Node, value: object) -> None:
     to.calls.append(call)
 
 
+def _is_unused(node: fx.Node) -> bool:
+    return all(user.target is operator.getitem and not user.users for user in node.users)
+
+
 def _order_effect(to: Capture, call: Call) -> None:
     """Makes the call read the value of the effect before it, and gives it a value that stands for its own effect."""
     if to.last_effect >= 0:
         call.reads.append(to.last_effect)
-    if not call.values:
+    if has_effect(call.node.target) and call.values:
+        call.effect = call.values[0]  # A token.
+    else:
         to.tensors.append(call.node)
         to.view_call.append(-1)
         to.value_of_tensor.append(len(to.values))
-        call.values.append(len(to.values))
-        to.values.append(Value(call.node.name, 0, resident=False))
-    to.last_effect = to.value_of_tensor.index(call.values[0])
+        call.effect = len(to.values)
+        call.values.append(call.effect)
+        to.values.append(Value(f"effect of {call.node.name}", 0, resident=False))
+    to.last_effect = to.value_of_tensor.index(call.effect)
 
 
-def _may_draw(node: fx.Node) -> bool:
-    """Returns whether a call may draw random numbers.
-
-    A higher-order operator may do so inside, except for flex_attention.
-    """
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
-        return not str(node.target).startswith("flex_attention")
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-        return False
-    for position, argument in enumerate(node.target._schema.arguments):
-        if argument.name == "dropout_p":  # Attention draws random numbers only for dropout.
-            probability = node.args[position] if position < len(node.args) else argument.default_value
-            return node.kwargs.get("dropout_p", probability) != 0
-    return True
-
-
-def _may_recompute(node: fx.Node) -> bool:
+def _may_recompute(node: fx.Node, *, is_opaque: bool) -> bool:
+    """Returns whether a call may be rerun: an opaque one only where the user's own checkpointing would rerun it."""
     if writes(node.target):
         return False
     namespace = getattr(node.target, "namespace", "")
     if namespace.startswith(("c10d", "_c10d")):
         return False
     policy = node.meta.get("recompute")
-    return policy is None or "SAVE" not in str(policy)
+    return not is_opaque if policy is None else "SAVE" not in str(policy)
 
 
 def set_layouts(of: Capture, call: Call, layouts: Sequence[tuple[list[int], int] | None]) -> None:

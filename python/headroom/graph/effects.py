@@ -1,4 +1,7 @@
-"""Calls that run for their effect, such as printing or checking: each runs once, in the order of the model."""
+"""Calls that run for their effect, such as printing or checking, or draw random numbers.
+
+Each effect happens once, in the order of the model.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from headroom.graph.operators import is_opaque
 
 if TYPE_CHECKING:
     from headroom.graph.capture import Call
@@ -43,3 +49,26 @@ def _is_in_backward(node: fx.Node) -> bool:
     token = node.args[0] if node.args else None
     takes_first_token = isinstance(token, fx.Node) and token.op == "placeholder" and token.name.startswith("tangents")
     return node.meta.get("partitioner_tag") == "is_backward" or takes_first_token
+
+
+def may_draw(node: fx.Node) -> bool:
+    """Returns whether a call may draw random numbers.
+
+    A higher-order operator may do so inside, except for flex_attention.
+    """
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return not str(node.target).startswith("flex_attention")
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":  # Attention draws random numbers only for dropout.
+            probability = node.args[position] if position < len(node.args) else argument.default_value
+            return node.kwargs.get("dropout_p", probability) != 0
+    return True
+
+
+def save_opaque(joint: fx.GraphModule) -> None:
+    """Has every partition save the results of opaque calls, even in a checkpoint: a rerun could have others."""
+    for node in joint.graph.nodes:
+        if node.op == "call_function" and is_opaque(node):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE

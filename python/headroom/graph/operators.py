@@ -21,6 +21,13 @@ _QUIET_VIEWS = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lif
 # Key in a node's meta for nodes that run in forward whether or not forward's outputs need them.
 IN_FORWARD = "headroom_in_forward"
 
+# Namespaces of operators whose results depend on their arguments and PyTorch's random generators alone, and that change
+# nothing else.
+_PURE_NAMESPACES = {
+    "aten", "prims", "rngprims", "higher_order", "inductor", "mkl", "mkldnn", "onednn", "quantized",
+    "quantized_decomposed", "torchaudio", "torchvision", "headroom",
+}  # fmt: skip
+
 # Operators that may write their result over their first argument, though they have no in-place variant.
 _WRITE_GRAD_INPUT = {
     aten.elu_backward,
@@ -70,6 +77,22 @@ def is_view(target: object) -> bool:
 
 def writes(target: object) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def is_opaque(node: fx.Node) -> bool:
+    """Returns whether a call, or one in a subgraph that it takes, may depend on or change what PyTorch does not know.
+
+    That is so for operators of other libraries (torch.library.custom_op): they may draw random numbers of any kind,
+    count calls or communicate.
+    """
+    for leaf in [node.target, *pytree.arg_tree_leaves(*node.args, **node.kwargs)]:
+        if isinstance(leaf, torch._ops.OpOverload) and leaf.namespace not in _PURE_NAMESPACES:
+            return True
+        if isinstance(leaf, fx.Node) and leaf.op == "get_attr":
+            subgraph = getattr(node.graph.owning_module, str(leaf.target), None)
+            if isinstance(subgraph, fx.GraphModule) and any(map(is_opaque, subgraph.graph.nodes)):
+                return True
+    return False
 
 
 def flat_results(value: object) -> list[object]:

@@ -62,7 +62,7 @@ def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) ->
     left = len(of.values) + len(handed_on)
     workspace = max(0, rest.peak_bytes - rest.left_bytes - sum(of.values[value].bytes for value in tangents))
     # Calls with effects in forward run before the rest of the step, whether or not their results are read.
-    effects = [of.calls[position].values[0] for position in forward if of.calls[position].has_effect]
+    effects = [of.calls[position].effect for position in forward if of.calls[position].has_effect]
     ops.append(("the rest of the step", True, [*kept_outputs, *effects], [*tangents, left], 0, workspace, False, []))
     call_of_op.append(HANDS_ON)
     for position in backward:
@@ -71,7 +71,7 @@ def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) ->
     # loss.backward() itself holds the gradient of the loss.
     scalars = [tensor for tensor in of.backward_inputs if tensor >= 0 and of.tensors[tensor].meta["val"].numel() == 1]
     held = tangents if rest.is_held else [of.value_of_tensor[tensor] for tensor in scalars]
-    effects = [call.values[0] for call in of.calls if call.has_effect]
+    effects = [call.effect for call in of.calls if call.has_effect]
     kept_values = [value for value in dict.fromkeys([*gradients, *held, *effects]) if not of.values[value].resident]
     kept_values += [*kept_outputs, left]
     if accumulates:
@@ -107,8 +107,9 @@ def _needed_for(calls: Iterable[int], inputs: Callable[[int], Iterable[int]], do
 def base_order(of: Capture) -> tuple[list[int], list[int]]:
     """Returns the calls of forward and backward that are ops, not views, in the order of store-all.
 
-    Forward is what the forward outputs need. A call that neither they need nor depends on the outputs' gradients runs
-    where it is first needed.
+    Forward is what the forward outputs need, and the calls of the model's forward that draw random numbers. A call that
+    neither they need nor depends on the outputs' gradients runs where it is first needed. Calls that draw keep their
+    order.
     """
     maker: dict[int, int] = {}  # By value: the call that makes it.
     for position, call in enumerate(of.calls):
@@ -132,7 +133,7 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
         for tensor in of.forward_outputs
         if tensor >= 0 and of.value_of_tensor[tensor] in maker
     ]
-    first += [position for position, call in enumerate(of.calls) if call.node.meta.get(IN_FORWARD)]
+    first += [position for position, call in enumerate(of.calls) if position not in late and _is_in_forward(call)]
     forward = _needed_for(first, inputs, set())
     wanted = {
         maker[of.value_of_tensor[tensor]]
@@ -157,12 +158,19 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
                 backward.append(top)
 
     needed = _needed_for(wanted, inputs, forward)
-    for position in sorted(needed & late):
-        run(position)
+    for position in sorted(needed):
+        if position in late or of.calls[position].draws:
+            run(position)
     for position in sorted(needed):
         run(position)
     is_op = [bool(call.values) for call in of.calls]
     return [i for i in sorted(forward) if is_op[i]], [i for i in backward if is_op[i]]
+
+
+def _is_in_forward(call: Call) -> bool:
+    """Returns whether a call runs in forward whatever needs it; AOTAutograd tags the nodes of forward."""
+    meta = call.node.meta
+    return bool(meta.get(IN_FORWARD)) or (call.draws and meta.get("partitioner_tag") == "is_forward")
 
 
 def overwritten(call: Call, of: Capture) -> list[int]:

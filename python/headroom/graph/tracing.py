@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._C import DispatchKey
+from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
@@ -43,7 +44,10 @@ _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 @contextlib.contextmanager
 def eager_kernels() -> Iterator[None]:
-    """Returns a context without PyTorch's decompositions of `_DECOMPOSED`. Dynamo compiles one graph at a time."""
+    """Returns a context without PyTorch's decompositions of `_DECOMPOSED`. Dynamo compiles one graph at a time.
+
+    With Inductor's `fallback_random`, AOTAutograd keeps calls that draw random numbers that nothing uses.
+    """
     removed = []
     packets = [getattr(torch.ops.aten, name) for name in _DECOMPOSED if hasattr(torch.ops.aten, name)]
     for operator in [getattr(packet, name) for packet in packets for name in packet.overloads()]:
@@ -52,7 +56,8 @@ def eager_kernels() -> Iterator[None]:
                 removed.append((operator, key, operator.py_kernels.pop(key)))
         operator._dispatch_cache.clear()
     try:
-        yield
+        with inductor_config.patch(fallback_random=True):
+            yield
     finally:
         for operator, key, kernel in removed:
             operator.py_kernels[key] = kernel

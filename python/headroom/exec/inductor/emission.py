@@ -210,6 +210,8 @@ def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tupl
     halves = partitioners._extract_fwd_bwd_modules(
         fx.GraphModule(joint, emission.graph), saved, saved_sym_nodes=[], num_fwd_outputs=count
     )
-    # With `fallback_random`, forward's random numbers would be drawn in backward too, where nothing reads them.
-    halves[1].graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure(impure_random=False))
+    # With `fallback_random`, each half would also draw those numbers of the other that need no input.
+    in_forward = {node.name for node in forward_nodes}
+    for half, is_forward in zip(halves, (True, False), strict=True):
+        half.graph.eliminate_dead_code(lambda node, own=is_forward: node.is_impure((node.name in in_forward) == own))
     return halves

@@ -20,6 +20,7 @@ from headroom.exec.inductor.aliases import refresh_views
 from headroom.exec.inductor.emission import emit
 from headroom.exec.inductor.own_partition import estimate_peak, saved_names
 from headroom.graph.capture import Call, Capture, capture
+from headroom.graph.effects import save_opaque
 from headroom.graph.mutation import is_backward_write, is_forward_write, keep_what_forward_overwrites
 from headroom.graph.operators import concrete, is_tensor
 from headroom.graph.step_graph import Rest, make_graph
@@ -421,6 +422,7 @@ class Partitioner(CustomPartitionerFn):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         gm.graph.eliminate_dead_code()
         refresh_views(gm)
+        save_opaque(gm)
         count = kwargs["num_fwd_outputs"]
         keep_what_forward_overwrites(gm, count)
         gm.recompile()
