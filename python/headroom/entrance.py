@@ -42,13 +42,15 @@ class Calls:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        before, was_strict = _graphs.count, config.fail_on_recompile_limit_hit
-        # Past its recompile limit, Dynamo would run the model uncompiled and without a budget, so that is an error.
-        config.fail_on_recompile_limit_hit = True
+        before = _graphs.count
+        was_strict, was_suppressing = config.fail_on_recompile_limit_hit, config.suppress_errors
+        # Past its recompile limit, or where errors are suppressed, Dynamo would run the model uncompiled and without a
+        # budget, so these are errors.
+        config.fail_on_recompile_limit_hit, config.suppress_errors = True, False
         try:
             yield
         finally:
-            config.fail_on_recompile_limit_hit = was_strict
+            config.fail_on_recompile_limit_hit, config.suppress_errors = was_strict, was_suppressing
         if _graphs.count == before and self.may_warn and torch.is_grad_enabled() and sys.exc_info()[0] is None:
             self.may_warn = False
             warnings.warn(f"headroom: {NOTHING_CAPTURED}", stacklevel=4)

@@ -138,6 +138,15 @@ def test_second_derivatives_are_not_silently_left_out(kernels: str) -> None:
         torch.autograd.functional.hessian(run, inputs.detach())
 
 
+def test_errors_are_not_suppressed() -> None:
+    embedding = torch.nn.Embedding(10, 4, sparse=True)
+    run = headroom.compile(lambda words: embedding(words).sum(), "1x")
+    with torch._dynamo.config.patch(suppress_errors=True):
+        with pytest.raises(headroom.Unsupported, match="sparse"):
+            run(torch.tensor([1, 2]))
+        assert torch._dynamo.config.suppress_errors
+
+
 @pytest.mark.parametrize("kernels", ["eager", "inductor"])
 def test_gradients_in_batches_are_refused(kernels: str) -> None:
     """No plan counts their memory, and AOTAutograd cannot copy expanded ones."""
