@@ -127,7 +127,7 @@ def difference(expected: Log, found: Log, rules: Rules, rounding: Rules) -> Fail
     for step in range(-1, max(expected.step, found.step) + 1):
         kinds = [log.errors.get(step, ("", ""))[0] for log in (expected, found)]
         if kinds[0] != kinds[1]:
-            if kinds == ["", IN_PLACE] and rules.may_refuse_change:
+            if kinds[1] == IN_PLACE and rules.may_refuse_change:
                 return None
             if kinds[1] == "":
                 return Failure("missing error", f"step {step}: plain raises {expected.errors[step][1]}")
