@@ -13,10 +13,16 @@ from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import fx
-from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
-from torch._dynamo.exc import BackendCompilerFailed
 
 from headroom import _C
+from headroom._torch import (
+    BackendCompilerFailed,
+    CompileContext,
+    OptimizedModule,
+    dynamo_config,
+    innermost_backend,
+    pytree,
+)
 from headroom.budget.excess import Excess
 from headroom.budget.meter import meter_of
 from headroom.entrance import NOTHING_CAPTURED, count_graph, watch_calls
@@ -82,8 +88,8 @@ class _Backend:
         """Raises Unsupported if a call computed a differentiable result although nothing was captured."""
         if self.is_used:
             return
-        argument_ids = {id(leaf) for leaf in torch.utils._pytree.tree_leaves(arguments)}
-        for leaf in torch.utils._pytree.tree_leaves(result):
+        argument_ids = {id(leaf) for leaf in pytree.tree_leaves(arguments)}
+        for leaf in pytree.tree_leaves(result):
             if not isinstance(leaf, torch.Tensor) or leaf.grad_fn is None:
                 continue
             is_passed_on = id(leaf) in argument_ids and leaf._version == 0
@@ -116,8 +122,8 @@ class CompiledModule(OptimizedModule):
 
 
 def _warn_of_recompile_limit() -> None:
-    compile_id = torch._guards.CompileContext.current_compile_id()
-    limit = torch._dynamo.config.recompile_limit
+    compile_id = CompileContext.current_compile_id()
+    limit = dynamo_config.recompile_limit
     if compile_id is not None and (compile_id.frame_compile_id or 0) + 1 == limit:
         warnings.warn(
             f"headroom: {limit} graphs of one function, each planned on its own; one more is an error. Pad inputs to "

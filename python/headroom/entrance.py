@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._dynamo import config
-from torch._dynamo.eval_frame import innermost_backend
-from torch._dynamo.repro import after_dynamo
+
+from headroom._torch import WrapBackendDebug, innermost_backend
+from headroom._torch import dynamo_config as config
 
 NOTHING_CAPTURED = (
     "torch.compile captured nothing of the model, so nothing keeps to the budget; see why with "
@@ -72,4 +72,4 @@ def watch_calls(warning: Any, raising: type) -> None:
             return Calls(warns=backend is warning)
         raise AttributeError("backend_ctx_ctor")
 
-    after_dynamo.WrapBackendDebug.backend_ctx_ctor = property(context_of)
+    WrapBackendDebug.backend_ctx_ctor = property(context_of)

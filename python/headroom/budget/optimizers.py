@@ -7,12 +7,10 @@ import weakref
 from collections.abc import Iterable
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from headroom import _C
+from headroom._torch import FakeTensorMode, no_dispatch_modes, pytree
 from headroom.budget.excess import assumed_bytes
 
 
@@ -61,7 +59,7 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 def _stepped(optimizer: Optimizer) -> Optimizer:
     """Returns a copy of the optimizer after one step on fake tensors, which have no memory."""
-    with _disable_current_modes():
+    with no_dispatch_modes():
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         groups = []
         for group in optimizer.param_groups:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from headroom._torch import OpOverload, has_kernel
 from headroom.graph.capture import Call
 from headroom.graph.operators import concrete, is_tensor, needs_a_tensor, normalized_arguments
 
@@ -27,7 +28,7 @@ def is_elementwise(call: Call) -> bool:
     Its tensors are laid out alike: all are contiguous, or all are dense, with one shape and equal strides.
     """
     target, result = call.node.target, call.node.meta.get("val")
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
+    if not isinstance(target, OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
         return False
     if torch.Tag.pointwise not in target.tags and target not in _COPIES:
         return False
@@ -161,6 +162,6 @@ def _reads_numbers_as_tensors(call: Call) -> bool:
     )
 
 
-def _has_cpu_kernel(target: torch._ops.OpOverload) -> bool:
+def _has_cpu_kernel(target: OpOverload) -> bool:
     """Returns whether the operator has a CPU kernel of its own; others are composed of several operators."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CPU")
+    return has_kernel(target.name(), "CPU")

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils import _pytree as pytree
 
 from headroom import _C
+from headroom._torch import pytree, unset_fake_temporarily
 from headroom.costs.elementwise import (
     SAMPLE_BLOCK,
     fill_sample,

@@ -6,9 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from torch.utils._python_dispatch import _disable_current_modes
-
 from headroom import _C
+from headroom._torch import no_dispatch_modes
 from headroom.costs.op_costs import CostCache, Counts, fill_memory, fill_times
 from headroom.graph.capture import Capture
 
@@ -33,7 +32,7 @@ class StepCosts:
         if self.has_memory:
             return
         start = time.perf_counter()
-        with _disable_current_modes():  # Hide the measurement from the user's dispatch modes.
+        with no_dispatch_modes():  # Hide the measurement from the user's dispatch modes.
             counts = fill_memory(self.captured, self.cache(), self.meter)
         self.has_memory = True
         _log_measured("memory", counts, start)
@@ -46,7 +45,7 @@ class StepCosts:
         room = None
         if self.has_run and self.limit_bytes is not None:
             room = max(self.limit_bytes - self.meter.current_bytes(), 0)
-        with _disable_current_modes():  # Hide the measurement from the user's dispatch modes.
+        with no_dispatch_modes():  # Hide the measurement from the user's dispatch modes.
             counts = fill_times(self.captured, self.cache(), room)
         self.has_times = True
         _log_measured("times", counts, start)

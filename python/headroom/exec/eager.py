@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
 from torch import fx
-from torch._functorch.aot_autograd import aot_module_simplified
 
+from headroom._torch import aot_module_simplified, make_boxed_func, pytree
 from headroom.budget.flight import flights_on, unwatched
 from headroom.budget.kernel_flight import compiled_node, may_have_history
 from headroom.budget.meter import meter_of
@@ -92,7 +91,7 @@ def _stubs(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[fx.GraphModule,
     placeholders = joint.graph.find_nodes(op="placeholder")
     primals = [node for node in placeholders if not node.name.startswith("tangents")]
     tangents = [node for node in placeholders if node.name.startswith("tangents")]
-    outputs = torch.utils._pytree.arg_tree_leaves(*joint.graph.output_node().args)
+    outputs = pytree.arg_tree_leaves(*joint.graph.output_node().args)
     token = fx.Graph().placeholder("token")
     example = next(node.meta["val"] for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor))
     with example.fake_mode:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._C import _functorch
 
+from headroom._torch import is_batch, is_legacy_batch
 from headroom.graph.unsupported import Unsupported
 
 
@@ -30,4 +30,4 @@ def _check(gradients: Sequence[torch.Tensor | None]) -> None:
 
 
 def _is_batch(gradient: torch.Tensor) -> bool:
-    return _functorch.is_batchedtensor(gradient) or _functorch.is_legacy_batchedtensor(gradient)
+    return is_batch(gradient) or is_legacy_batch(gradient)

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils import _pytree as pytree
 
 from headroom import _C
+from headroom._torch import HigherOrderOperator, pytree, unset_fake_temporarily
 from headroom.graph.effects import has_effect, is_token, may_draw
 from headroom.graph.operators import (
     as_number,
@@ -184,7 +183,7 @@ def _add_call(to: Capture, node: fx.Node) -> None:
 def _refuse_unknown(node: fx.Node) -> None:
     if not callable(node.target) or isinstance(node.target, str):
         raise Unsupported(f"{node.target} is not called in a way that can be planned")
-    is_higher_order = isinstance(node.target, torch._ops.HigherOrderOperator)
+    is_higher_order = isinstance(node.target, HigherOrderOperator)
     if is_higher_order and str(node.target) not in _FUNCTIONAL_HIGHER_ORDER | {"with_effects"}:
         raise Unsupported(f"the higher-order operator {node.target} is not supported; {LEAVE_OUT}")
 

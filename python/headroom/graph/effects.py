@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from headroom._torch import HigherOrderOperator, OpOverload
 from headroom.graph.operators import is_opaque
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def has_effect(target: object) -> bool:
     """Returns whether an operator takes and returns a token, which orders effects, or has no result at all."""
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return not target._schema.returns
     return str(target) == "with_effects"
 
@@ -56,7 +57,7 @@ def may_draw(node: fx.Node) -> bool:
 
     A higher-order operator may do so inside, except for flex_attention.
     """
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    if isinstance(node.target, HigherOrderOperator):
         return not str(node.target).startswith("flex_attention")
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False

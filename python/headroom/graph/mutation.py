@@ -13,10 +13,9 @@ from collections.abc import Iterable
 
 import torch
 from torch import fx
-from torch._functorch import partitioners
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
+from headroom._torch import must_be_in_backward, must_be_in_forward, pytree
 from headroom.graph.operators import is_tensor, is_view, storage_bytes
 from headroom.graph.rewrite import ancestors
 
@@ -63,12 +62,12 @@ def is_write(node: fx.Node) -> bool:
 
 def is_forward_write(node: fx.Node) -> bool:
     """Returns whether a node of a joint graph changes memory in forward."""
-    return node.op == "call_function" and partitioners._must_be_in_forward(node)
+    return node.op == "call_function" and must_be_in_forward(node)
 
 
 def is_backward_write(node: fx.Node) -> bool:
     """Returns whether a node of a joint graph changes memory in backward."""
-    return node.op == "call_function" and partitioners._must_be_in_backward(node)
+    return node.op == "call_function" and must_be_in_backward(node)
 
 
 def _aliases_of(source: fx.Node) -> dict[fx.Node, None]:

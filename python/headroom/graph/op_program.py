@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from headroom import _C
+from headroom._torch import HigherOrderOperator
 from headroom.graph.capture import Call, Capture
 from headroom.graph.operators import flat_results, in_place_of, needs_a_tensor, normalized_arguments
 from headroom.graph.rewrite import updated_by
@@ -23,7 +24,7 @@ def make_calls(captured: Capture) -> list[_C.OpCall]:
     calls = []
     for call in captured.calls:
         node = call.node
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if isinstance(node.target, HigherOrderOperator):
             calls.append(_python_call(captured, call))
             continue
         schema = node.target._schema

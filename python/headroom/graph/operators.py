@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.utils import _pytree as pytree
 
 from headroom import _C
+from headroom._torch import GuardOnDataDependentSymNode, OpOverload, pytree
 from headroom.graph.unsupported import LEAVE_OUT, Unsupported
 
 aten = torch.ops.aten
@@ -69,14 +68,14 @@ def as_number(symbol: object, kind: type) -> Any:
 def is_view(target: object) -> bool:
     if target in _QUIET_VIEWS:
         return True
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
     returns = target._schema.returns
     return bool(returns) and all(result.alias_info is not None and not result.alias_info.is_write for result in returns)
 
 
 def writes(target: object) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
 def is_opaque(node: fx.Node) -> bool:
@@ -86,7 +85,7 @@ def is_opaque(node: fx.Node) -> bool:
     count calls or communicate.
     """
     for leaf in [node.target, *pytree.arg_tree_leaves(*node.args, **node.kwargs)]:
-        if isinstance(leaf, torch._ops.OpOverload) and leaf.namespace not in _PURE_NAMESPACES:
+        if isinstance(leaf, OpOverload) and leaf.namespace not in _PURE_NAMESPACES:
             return True
         if isinstance(leaf, fx.Node) and leaf.op == "get_attr":
             subgraph = getattr(node.graph.owning_module, str(leaf.target), None)
@@ -99,12 +98,12 @@ def flat_results(value: object) -> list[object]:
     return list(value) if isinstance(value, (tuple, list)) else [value]
 
 
-def in_place_of(target: object) -> torch._ops.OpOverload | None:
+def in_place_of(target: object) -> OpOverload | None:
     """Returns the variant of an operator that writes its result over its first argument, or None.
 
     If the variant has an out argument, the first argument is passed once more at the end.
     """
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return None
     packet = target.overloadpacket
     if packet in _WRITE_GRAD_INPUT:

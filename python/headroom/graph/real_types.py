@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from headroom._torch import OpOverload
 from headroom.graph.capture import Call, Capture, real_strides, set_layouts
 from headroom.graph.operators import flat_results, is_tensor, needs_a_tensor, storage_bytes
 
@@ -26,7 +27,7 @@ class RealTypes:
     def infer(self, call: Call) -> None:
         """Infers the types of a call's results again, if it reads a value whose type has changed."""
         node = call.node
-        if not isinstance(node.target, torch._ops.OpOverload) or self._changed.isdisjoint(needs_a_tensor(node)):
+        if not isinstance(node.target, OpOverload) or self._changed.isdisjoint(needs_a_tensor(node)):
             return
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta.get("val"))
         try:

@@ -7,10 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
+from headroom._torch import (
+    InputMutationAOTOutput,
+    OpOverload,
+    cudnn_batch_norm,
+    cudnn_batch_norm_reserve_size,
+    pytree,
+    select_batch_norm,
+)
 from headroom.graph.operators import IN_FORWARD, is_alias, is_tensor, is_view, writes
 from headroom.graph.unsupported import LEAVE_OUT, Unsupported, located
 
@@ -37,7 +43,7 @@ def call_eager_batch_norms(joint: fx.GraphModule) -> None:
             )
         new.meta = dict(node.meta)
         results = list(node.meta["val"])
-        size = torch._C._get_cudnn_batch_norm_reserve_space_size(image.meta["val"], training)
+        size = cudnn_batch_norm_reserve_size(image.meta["val"], training)
         new.meta["val"] = (*results[:3], results[1].new_empty(size, dtype=torch.uint8), *results[3:])
         _replace_parts(graph, node, new, {0: 0, 1: 1, 2: 2, 3: 4, 4: 5})
         with graph.inserting_after(new):
@@ -146,7 +152,7 @@ def share_masks(joint: fx.GraphModule) -> None:
 def _computation(node: fx.Node, numbers: dict[fx.Node, int]) -> str:
     """Returns a key that is equal exactly for nodes that compute the same from the same inputs."""
     tags = getattr(node.target, "tags", ())
-    is_function = isinstance(node.target, torch._ops.OpOverload) and not writes(node.target)
+    is_function = isinstance(node.target, OpOverload) and not writes(node.target)
     if node.target is not operator.getitem and (not is_function or torch.Tag.nondeterministic_seeded in tags):
         return node.name
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: f"%{numbers[source]}")
@@ -260,8 +266,8 @@ def _calls_cudnn(node: fx.Node) -> bool:
     )
     if image.device.type != "cuda":
         return False
-    chosen = torch._C._select_batch_norm_backend(image, weight, bias, mean, variance, training, eps)
-    return chosen == torch._C._BatchNormBackend.Cudnn
+    chosen = select_batch_norm(image, weight, bias, mean, variance, training, eps)
+    return chosen == cudnn_batch_norm
 
 
 def _readers(node: fx.Node, part: int) -> list[fx.Node]:

@@ -9,11 +9,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C import DispatchKey
-from torch._inductor import config as inductor_config
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils import _pytree as pytree
 
+from headroom._torch import DispatchKey, FakeTensor, inductor_config, pytree, unset_fake_temporarily
 from headroom.graph.operators import concrete
 from headroom.graph.rewrite import ancestors
 

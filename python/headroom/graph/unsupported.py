@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from headroom._torch import FakeTensor, is_traceable_wrapper_subclass
 
 LEAVE_OUT = "leave that part out of the compiled region (torch.compiler.disable)"
 

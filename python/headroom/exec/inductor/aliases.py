@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from headroom._torch import pytree, top_saved_tensor_hooks
 from headroom.graph.operators import is_tensor, is_view
 
 
@@ -40,7 +40,7 @@ def watch_changes(
     """
     tensors = [*results, *arguments]
     if aliased is None:
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        if top_saved_tensor_hooks(True) is not None:
             return None
         saved: dict[int, list[torch.Tensor]] = {}
         for tensor in node.saved_tensors:

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch._functorch import partitioners
-from torch._inductor import ir
-from torch._inductor.lowering import lowerings, register_lowering
-from torch._prims import rng_prims
-from torch.utils import _pytree as pytree
 
 from headroom import _C
+from headroom._torch import extract_halves, pytree
+from headroom._torch.inductor import ir, lowerings, register_lowering, rng_prims
 from headroom.graph import mutation  # noqa: F401 - headroom::copy is defined there
 from headroom.graph.capture import Capture
 from headroom.graph.operators import is_tensor
@@ -207,9 +204,7 @@ def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tupl
     saved = [node for node in emission.graph.nodes if node in forward_nodes and node in read_late]
     saved = [node for node in saved if node.op != "get_attr" and not node.name.startswith("tangents")]
     emission.graph.output((*forward, *backward)).meta = dict(joint.graph.output_node().meta)
-    halves = partitioners._extract_fwd_bwd_modules(
-        fx.GraphModule(joint, emission.graph), saved, saved_sym_nodes=[], num_fwd_outputs=count
-    )
+    halves = extract_halves(fx.GraphModule(joint, emission.graph), saved, saved_sym_nodes=[], num_fwd_outputs=count)
     # With `fallback_random`, each half would also draw those numbers of the other that need no input.
     in_forward = {node.name for node in forward_nodes}
     for half, is_forward in zip(halves, (True, False), strict=True):

@@ -15,16 +15,19 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.convert_frame import compile_lock
-from torch._guards import TracingContext, tracing
-from torch._inductor import config as inductor_config
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-from torch._inductor.graph import GraphLowering
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils import _pytree as pytree
 
 from headroom import _C
+from headroom._torch import (
+    FakeTensorMode,
+    ShapeEnv,
+    TracingContext,
+    aot_config,
+    compile_lock,
+    inductor_config,
+    pytree,
+    tracing,
+)
+from headroom._torch.inductor import GraphLowering, compile_fx, compile_fx_inner
 from headroom.budget.excess import named_bytes, varied_bytes
 from headroom.budget.flight import unwatched
 from headroom.budget.kernel_flight import (
@@ -210,7 +213,7 @@ def choose(
         # AOTAutograd's cache is off, because its key is the graph before partitioning. Backward is compiled together
         # with forward, not in the middle of the trial, where the memory that compilation needs would add to the saved
         # activations.
-        with torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
+        with aot_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
             compiled = compile_static(gm, make_fakes(arguments), compiler_for(partitioner, codes), patches)
         left_by_compiling = meter_of(device).current_bytes() - before
         trial = try_step(compiled, trial_arguments, device, codes, partitioner.trial_bytes(left_by_compiling))

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import custom_graph_pass, ir
-from torch._inductor.dependencies import WeakDep
-from torch._inductor.scheduler import SchedulerNode
-from torch._inductor.utils import get_donated_idxs
-from torch._inductor.virtualized import V
-from torch.utils._ordered_set import OrderedSet
+
+from headroom._torch.inductor import (
+    OrderedSet,
+    SchedulerNode,
+    SchedulerPass,
+    V,
+    WeakDep,
+    get_donated_idxs,
+    get_hash_for_files,
+    ir,
+    recompute_size_and_body,
+)
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -26,11 +32,8 @@ SLACK = 1
 
 _NOWHERE = -1.0
 
-# Base class of scheduler passes that Inductor's cache accepts; before 2.13 that was the class for graph passes.
-_Pass = getattr(custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass)
 
-
-class KeepOrder(_Pass):
+class KeepOrder(SchedulerPass):
     """Bounds how far Inductor moves kernels.
 
     Inductor fuses kernels that read the same tensors however far apart they are. This runs recomputation early, so that
@@ -66,7 +69,7 @@ class KeepOrder(_Pass):
         return _cache_key(__file__, str(Path(__file__).with_name("emission.py")))
 
 
-class KeepDraws(_Pass):
+class KeepDraws(SchedulerPass):
     """Keeps the order in which library calls draw random numbers, which Inductor does not do by itself.
 
     With it a step draws the same numbers under PyTorch's own partition as under a plan, which keeps all library calls
@@ -93,17 +96,16 @@ def mutations_kept() -> Iterator[None]:
     Where Inductor aligns the loops of two kernels on the CPU, it derives their dependencies anew, by the names that
     buffers had before they were changed. A kernel that reads the result of a scatter could then run before the scatter.
     """
-    recompute = SchedulerNode.recompute_size_and_body
 
     def recompute_and_rename(node: SchedulerNode, *arguments: Any, **keywords: Any) -> None:
-        recompute(node, *arguments, **keywords)
+        recompute_size_and_body(node, *arguments, **keywords)
         node.set_read_writes(node.read_writes.rename(node.mutation_renames))
 
     SchedulerNode.recompute_size_and_body = recompute_and_rename
     try:
         yield
     finally:
-        SchedulerNode.recompute_size_and_body = recompute
+        SchedulerNode.recompute_size_and_body = recompute_size_and_body
 
 
 def _cache_key(*files: str) -> object:
@@ -112,7 +114,7 @@ def _cache_key(*files: str) -> object:
     Inductor generates other code where backward may overwrite a saved tensor that is donated to it, but its own key
     covers only the graph. Without this, a step whose saved tensor is also an output could run code that overwrites it.
     """
-    return custom_graph_pass.get_hash_for_files(files), tuple(get_donated_idxs() or ())
+    return get_hash_for_files(files), tuple(get_donated_idxs() or ())
 
 
 def _may_draw(node: Any) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from headroom._torch import pytree
 from headroom.graph.capture import Capture
 from headroom.graph.operators import is_tensor
 from headroom.graph.step_graph import base_order, overwritten

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch import partitioners
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
-from torch._inductor.graph import GraphLowering
 from torch.utils.checkpoint import CheckpointPolicy
 
 from headroom import _C
+from headroom._torch import OpOverload, min_cut_partition
+from headroom._torch.inductor import CustomPartitionerFn, GraphLowering
 from headroom.budget.excess import Excess, counts_whole_blocks
 from headroom.costs.op_costs import CostCache, cost_cache, draw_time_ns, fill_costs, move_time_ns
 from headroom.exec.inductor.aliases import refresh_views
@@ -333,7 +332,7 @@ def make_kernel_step(
     for call in captured.calls:
         # A call that draws random numbers may be rerun from a saved generator state. Seeds are smaller than such a
         # state, and higher-order operators cannot be given one.
-        may_draw_again = isinstance(call.node.target, torch._ops.OpOverload) and _packet(call) not in _SEEDS
+        may_draw_again = isinstance(call.node.target, OpOverload) and _packet(call) not in _SEEDS
         call.may_recompute = call.may_recompute and (may_draw_again or not call.draws)
     writes, late_writes = _writes(joint, captured, is_forward_write), _writes(joint, captured, is_backward_write)
     # The values written over inputs live until the end of forward or backward, like outputs.
@@ -435,7 +434,7 @@ class Partitioner(CustomPartitionerFn):
         if self.is_first:
             target = self.resident_bytes + Excess(step.captured.device).subtract(target - self.resident_bytes)
         if not self.by_plan:
-            halves = partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+            halves = min_cut_partition(gm, joint_inputs, **kwargs)
             saved = saved_names(halves[0], count)
             is_library_call = [not _is_own(call) for call in step.captured.calls]
             own_bytes = estimate_peak(step.captured, step.fused, saved, step.rest, is_library_call)

@@ -9,15 +9,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from headroom import _C
+from headroom._torch import (
+    FakeTensor,
+    no_dispatch_modes,
+    pop_saved_tensor_hooks,
+    push_saved_tensor_hooks,
+    pytree,
+    top_saved_tensor_hooks,
+)
 from headroom.budget.excess import block_slack_bytes, counts_whole_blocks
 from headroom.graph.operators import is_tensor
-
-_hooks = torch._C._autograd
 
 
 @contextlib.contextmanager
@@ -26,7 +29,7 @@ def hidden() -> Iterator[None]:
 
     It restores the state of random number generators, and disables the user's dispatch modes and saved-tensor hooks.
     """
-    with _random_kept(), _disable_current_modes(), _without_saved_tensors_hooks():
+    with _random_kept(), no_dispatch_modes(), _without_saved_tensors_hooks():
         yield
 
 
@@ -47,14 +50,14 @@ def _random_kept() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_saved_tensors_hooks() -> Iterator[None]:
     pairs = []
-    while (pair := _hooks._top_saved_tensors_default_hooks(True)) is not None:
+    while (pair := top_saved_tensor_hooks(True)) is not None:
         pairs.append(pair)
-        _hooks._pop_saved_tensors_default_hooks()
+        pop_saved_tensor_hooks()
     try:
         yield
     finally:
         for pack, unpack in reversed(pairs):
-            _hooks._push_saved_tensors_default_hooks(pack, unpack)
+            push_saved_tensor_hooks(pack, unpack)
 
 
 def find_changed(gm: fx.GraphModule, fakes: Sequence[Any]) -> set[int]:
