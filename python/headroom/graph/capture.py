@@ -18,6 +18,7 @@ from headroom.graph.operators import (
     concrete,
     flat_results,
     is_alias,
+    is_collective,
     is_opaque,
     is_tensor,
     is_view,
@@ -269,10 +270,7 @@ def _order_effect(to: Capture, call: Call) -> None:
 
 def _may_recompute(node: fx.Node, *, is_opaque: bool) -> bool:
     """Returns whether a call may be rerun: an opaque one only where the user's own checkpointing would rerun it."""
-    if writes(node.target):
-        return False
-    namespace = getattr(node.target, "namespace", "")
-    if namespace.startswith(("c10d", "_c10d")):
+    if writes(node.target) or is_collective(node.target):
         return False
     policy = node.meta.get("recompute")
     return not is_opaque if policy is None else "SAVE" not in str(policy)

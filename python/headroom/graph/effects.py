@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from headroom._torch import HigherOrderOperator, OpOverload
-from headroom.graph.operators import is_opaque
+from headroom.graph.operators import is_collective, is_opaque
 
 if TYPE_CHECKING:
     from headroom.graph.capture import Call
@@ -69,7 +69,10 @@ def may_draw(node: fx.Node) -> bool:
 
 
 def save_opaque(joint: fx.GraphModule) -> None:
-    """Has every partition save the results of opaque calls, even in a checkpoint: a rerun could have others."""
+    """Has every partition save the results of opaque calls, even in a checkpoint: a rerun could have others.
+
+    Collectives, which have the same results again, keep the user's policy.
+    """
     for node in joint.graph.nodes:
-        if node.op == "call_function" and is_opaque(node):
+        if node.op == "call_function" and is_opaque(node) and not is_collective(node.target):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE

@@ -78,6 +78,10 @@ def writes(target: object) -> bool:
     return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
+def is_collective(target: object) -> bool:
+    return getattr(target, "namespace", "").startswith(("c10d", "_c10d"))
+
+
 def is_opaque(node: fx.Node) -> bool:
     """Returns whether a call, or one in a subgraph that it takes, may depend on or change what PyTorch does not know.
 
