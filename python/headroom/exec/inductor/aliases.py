@@ -53,7 +53,8 @@ def watch_changes(
             and any(i < len(results) or not _is_same(tensor, other) for other in saved.get(_storage(tensor), []))
         ]
     with torch.no_grad():  # A detached tensor has the same version counter, but no history that would hold the node.
-        versions = [(tensors[i].detach(), tensors[i]._version) for i in aliased]
+        watched = [tensors[i] if tensors[i].grad_fn is None else tensors[i].detach() for i in aliased]
+    versions = [(tensor, tensor._version) for tensor in watched]
 
     def check(_: Sequence[torch.Tensor | None]) -> None:
         for tensor, version in versions:
