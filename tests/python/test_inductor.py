@@ -14,6 +14,7 @@ headroom = pytest.importorskip("headroom")
 
 from headroom.exec.inductor import kernels, partitioner, trial  # noqa: E402
 from headroom.graph import capture  # noqa: E402
+from headroom.graph.effects import may_draw  # noqa: E402
 from torch._inductor.utils import fresh_inductor_cache  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from training_models import CASES, Gpt, loss_of  # noqa: E402
@@ -108,9 +109,9 @@ def test_attention_draws_where_it_has_dropout(
     graph = torch.fx.Graph()
     inputs = [graph.placeholder(name) for name in ("query", "key", "value")]
     attention = torch.ops.aten._scaled_dot_product_flash_attention.default
-    assert capture._may_draw(graph.call_function(attention, (*inputs, *rest), keywords)) == expected
-    assert capture._may_draw(graph.call_function(torch.ops.aten.poisson.default, (inputs[0],)))
-    assert not capture._may_draw(graph.call_function(torch.ops.aten.mm.default, (inputs[0], inputs[1])))
+    assert may_draw(graph.call_function(attention, (*inputs, *rest), keywords)) == expected
+    assert may_draw(graph.call_function(torch.ops.aten.poisson.default, (inputs[0],)))
+    assert not may_draw(graph.call_function(torch.ops.aten.mm.default, (inputs[0], inputs[1])))
 
 
 def test_of_a_language_model_s_loss_only_logits_and_their_gradient_are_stored() -> None:
