@@ -124,6 +124,41 @@ def test_a_gradient_that_nobody_holds_is_written_over() -> None:
     assert '"over"' in place.step.chosen[place].plan.schedule.to_json(graph)
 
 
+def views(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.view(-1) + y.reshape(-1)
+
+
+def permuted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x.t() + y.t()) * 1.0
+
+
+def one_tensor(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
+
+
+def halves(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x, y])
+
+
+@pytest.mark.parametrize("kernels", ["eager", "inductor"])
+@pytest.mark.parametrize("function", [views, permuted, one_tensor, halves])
+def test_clipping_a_gradient_does_not_change_another(function: Callable[..., torch.Tensor], kernels: str) -> None:
+    """Autograd keeps as .grad what it is given, also where that is a view of the incoming gradient."""
+    x, y = (torch.ones(16, 16).requires_grad_() for _ in range(2))
+    headroom.compile(function, "1GB", kernels=kernels)(x, y).sum().backward()
+    x.grad.mul_(0.5)
+    assert y.grad.eq(1).all()
+    assert x.grad.eq(0.5).all()
+
+
+def test_only_gradients_that_share_memory_are_copied() -> None:
+    x, y = (torch.randn(16, 16, requires_grad=True) for _ in range(2))
+    for function, copies in ((views, 1), (permuted, 1), (one_tensor, 0), (halves, 0)):
+        run = Budgeted(function)
+        run(x, y).sum().backward()
+        assert sum("clone" in name for name in run.ran()) == copies, function
+
+
 def test_a_plan_is_made_anew_once_somebody_holds_the_gradient() -> None:
     """In the first step nothing is known of it: the operator runs out of place."""
     f = compiled_relu()

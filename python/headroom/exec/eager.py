@@ -29,6 +29,7 @@ from headroom.graph.rewrite import (
     draw_in_layout,
     drop_unused_statistics,
     protect_changed_inputs,
+    separate_gradients,
     share_masks,
     update_statistics,
 )
@@ -47,6 +48,7 @@ def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settin
     draw_in_layout(joint)
     share_masks(joint)
     protect_changed_inputs(joint, forward_output_count)
+    separate_gradients(joint, forward_output_count)
     captured = capture(joint, forward_output_count, name)
     device = captured.device
     cache = functools.partial(cost_cache, device, settings)

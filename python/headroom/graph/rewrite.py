@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -211,6 +212,47 @@ def protect_changed_inputs(joint: fx.GraphModule, forward_output_count: int) -> 
                 for reader in late:
                     reader.replace_input_with(alias, copy)
     joint.recompile()
+
+
+def separate_gradients(joint: fx.GraphModule, forward_output_count: int) -> None:
+    """Copies gradients that share memory with another gradient, such as two views of an incoming one.
+
+    Autograd keeps a dense gradient of a parameter as its `.grad` without a copy. Clipping one in place would change the
+    other.
+    """
+    output = joint.graph.output_node()
+    results, structure = pytree.tree_flatten(output.args)
+    separate: dict[int, list[fx.Node]] = {}  # by storage
+    for i, gradient in list(enumerate(results))[forward_output_count:]:
+        value = gradient.meta.get("val") if isinstance(gradient, fx.Node) else None
+        if not is_tensor(value) or value.layout is not torch.strided or not _fills_its_range(value):
+            continue
+        others = separate.setdefault(value.untyped_storage()._cdata, [])
+        if any(other is not gradient and _overlaps(other.meta["val"], value) for other in others):
+            with joint.graph.inserting_before(output), torch.no_grad():
+                results[i] = joint.graph.call_function(aten.clone.default, (gradient,))
+                results[i].meta = {**gradient.meta, "val": aten.clone.default(value)}
+        else:
+            others.append(gradient)
+    output.args = pytree.tree_unflatten(results, structure)
+    joint.recompile()
+
+
+def _range_of(value: torch.Tensor) -> tuple[Any, Any]:
+    """Returns the first element of its storage that a tensor reads, and the one after the last."""
+    first = value.storage_offset()
+    return first, first + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)) + 1
+
+
+def _fills_its_range(value: torch.Tensor) -> bool:
+    """Returns whether a tensor is dense; autograd copies a gradient that is not."""
+    first, end = _range_of(value)
+    return value.numel() > 0 and end - first == value.numel()
+
+
+def _overlaps(value: torch.Tensor, other: torch.Tensor) -> bool:
+    (first, end), (other_first, other_end) = _range_of(value), _range_of(other)
+    return value.dtype != other.dtype or (first < other_end and other_first < end)
 
 
 def _copy_in_forward(graph: fx.Graph, source: fx.Node) -> fx.Node:

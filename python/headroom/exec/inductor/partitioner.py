@@ -22,6 +22,7 @@ from headroom.graph.capture import Call, Capture, capture
 from headroom.graph.effects import save_opaque
 from headroom.graph.mutation import is_backward_write, is_forward_write, keep_what_forward_overwrites
 from headroom.graph.operators import concrete, is_tensor
+from headroom.graph.rewrite import separate_gradients
 from headroom.graph.step_graph import Rest, make_graph
 from headroom.graph.unsupported import Unsupported
 from headroom.settings import Settings
@@ -424,6 +425,7 @@ class Partitioner(CustomPartitionerFn):
         save_opaque(gm)
         count = kwargs["num_fwd_outputs"]
         keep_what_forward_overwrites(gm, count)
+        separate_gradients(gm, count)
         gm.recompile()
         joint = copy_of(gm)
         self.step = step = make_kernel_step(joint, count, self.settings, self.rest)
