@@ -18,9 +18,10 @@ PROGRAMS := PYTHONPATH=$(CURDIR)/build/dev/python OMP_NUM_THREADS=1 $(CURDIR)/.v
 SETARCH := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 TORCH_PREFIX := .venv/bin/python -W ignore -c 'import torch; print(torch.utils.cmake_prefix_path)'
 REPORT := build/report/template.html
+REPORT_SOURCES := $(wildcard report/src/* report/*.json)
 CPP_FILES := find headroom python tests benchmarks examples -name '*.h' -o -name '*.cpp'
 
-.PHONY: help build report docs train test demo bench lint format clean torch test-dev test-asan test-tsan test-ops test-models test-programs test-claims
+.PHONY: help build report docs train wheel test demo bench lint format clean torch test-dev test-asan test-tsan test-ops test-models test-programs test-claims
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -30,8 +31,7 @@ build:  ## compile build/headroom
 	cmake --preset release
 	cmake --build --preset release --parallel $(JOBS) --target headroom
 
-report: $(REPORT)  ## compile build/headroom with the report page, which needs node
-	$(MAKE) build
+report: $(REPORT) build  ## compile build/headroom with the report page
 
 test: test-dev test-asan test-tsan lint  ## everything that must pass: tests, sanitizers, fuzzing, lint
 	@echo "make test: all passed"
@@ -58,9 +58,19 @@ bench:  ## compile and run the benchmarks (INSTANCES=FOLDER: with more graphs fo
 	build/benchmarks/auto_bench --time build/networks build/blocks
 	build/benchmarks/auto_bench examples build/networks build/graphs build/chains $(INSTANCES)
 
-$(REPORT): $(wildcard report/src/* report/*.json report/build.mjs)
-	tools/setup.sh report
-	cd report && npm ci --no-audit --no-fund && npm run check && npm run build
+wheel: $(REPORT)  ## build a wheel of the Python package in build/wheels, and try it in an empty environment
+	tools/setup.sh wheel torch
+	rm -rf build/wheels
+	.venv/bin/python -m pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir build/wheels .
+	HEADROOM_WHEEL="$$(ls build/wheels/*.whl)" .venv/bin/python -m pytest tests/python/test_wheel.py
+
+$(REPORT): $(REPORT_SOURCES) report/build.py
+	report/build.py
+
+build/report/checked: $(REPORT_SOURCES)
+	tools/setup.sh node
+	cd report && npm ci --no-audit --no-fund && npm run check
+	mkdir -p build/report && touch $@
 
 test-dev: $(REPORT)  ## the tests, built by g++
 	tools/setup.sh test torch
@@ -105,7 +115,7 @@ test-claims:  ## what planners claim on random graphs against all schedules (CLA
 	cmake --build --preset asan --parallel $(JOBS) --target claims
 	$(SETARCH) build/asan/tests/claims --memory 0 --seconds 200 --seeds $(SANITIZED_CLAIMS)
 
-lint:  ## check formatting, C++ by clang-tidy, Python by ruff
+lint: build/report/checked  ## check formatting, C++ by clang-tidy, Python by ruff, the report page by tsc
 	tools/setup.sh test
 	cmake --preset asan
 	$(CPP_FILES) | xargs clang-format-14 --dry-run -Werror

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs what the Makefile's targets need and is missing: tools/setup.sh COMPONENT...
 #   build  to compile headroom      bench  to compile its benchmarks
-#   report to bundle its page       docs   to make its site
-#   test   to run its tests         torch  PyTorch: 2.13.0, or what TORCH names (a version or a pip requirement),
-#                                          unless one can be imported already
+#   node   to type-check its page   docs   to make its site
+#   wheel  to make a wheel          test   to run its tests
+#   torch  PyTorch: 2.13.0, or what TORCH names (a version or a pip requirement), unless one can be imported already
 #   models timm and torchvision, beside the .venv in build/models-packages: only make test-models reads them
 # Packages come from apt (as root; otherwise the command to run is printed), Python packages go into .venv.
 # Nothing is fetched when all is there.
@@ -17,10 +17,11 @@ packages_of() {
     test) echo "$(packages_of bench)" libgtest-dev libgmock-dev \
       clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev chromium ;;
     docs) echo python3-venv ;;
-    report) type node npm >/dev/null 2>&1 || echo nodejs npm ;; # not beside those of another origin
+    wheel) echo "$(packages_of build)" python3-venv python3-dev ;;
+    node) type node npm >/dev/null 2>&1 || echo nodejs npm ;; # not beside those of another origin
     torch) echo python3-venv python3-dev ;;
     models) echo python3-venv ;;
-    *) echo "setup.sh: no component '$1' (build, bench, docs, models, report, test, torch)" >&2 && return 2 ;;
+    *) echo "setup.sh: no component '$1' (build, bench, docs, models, node, test, torch, wheel)" >&2 && return 2 ;;
   esac
 }
 
@@ -82,13 +83,13 @@ install_models() {
   echo "$wanted" >"$folder/installed"
 }
 
-[ $# -gt 0 ] || { echo "usage: tools/setup.sh build|bench|docs|models|report|test|torch ..." >&2 && exit 2; }
+[ $# -gt 0 ] || { echo "usage: tools/setup.sh build|bench|docs|models|node|test|torch|wheel ..." >&2 && exit 2; }
 for component in "$@"; do
   packages=$(packages_of "$component")
   # shellcheck disable=SC2086
   install_packages $packages
   case $component in
-    bench | test | docs) install_python_packages ;;
+    bench | docs | test | wheel) install_python_packages ;;
     torch) install_torch ;;
     models) install_models ;;
   esac

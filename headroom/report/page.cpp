@@ -35,7 +35,9 @@ std::string make_report_page(std::string_view data) {
   const std::string_view page = page_template();
   const size_t place = page.find(kPlaceForData);
   if (place == std::string_view::npos)
-    throw InvalidInput("this headroom was built without the report page; `make report` builds it with the page");
+    throw InvalidInput(
+        "this headroom was built without the report page; `python3 report/build.py` in its source folder makes the "
+        "page for the next build or `pip install`");
   std::string out(page.substr(0, place));
   out += escape_for_html(data);
   out += page.substr(place + kPlaceForData.size());

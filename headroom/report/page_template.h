@@ -4,7 +4,7 @@
 
 namespace headroom {
 
-/// What `make report` leaves in build/report/template.html, or nothing where it was not there when headroom was built.
+/// The page that report/build.py writes, or an empty text where it was not there when headroom was built.
 std::string_view page_template();
 
 }  // namespace headroom

@@ -414,6 +414,7 @@ void bind_programs(py::module_& module) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using namespace headroom;
+  module.attr("torch_version") = TORCH_VERSION;
   pybind11::register_exception<InvalidInput>(module, "InvalidInput", PyExc_ValueError);
   bind_memory(module);
   bind_calls(module);

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+torch_version: str
+
 class InvalidInput(ValueError): ...
 
 def parse_bytes(text: str) -> int: ...

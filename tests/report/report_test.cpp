@@ -35,7 +35,7 @@ TEST(Report, ThePageHoldsTheDataOrSaysHowToBuildIt) {
       make_report_page("{}");
       FAIL();
     } catch (const InvalidInput& error) {
-      EXPECT_THAT(error.what(), HasSubstr("make report"));
+      EXPECT_THAT(error.what(), HasSubstr("report/build.py"));
     }
     return;
   }
