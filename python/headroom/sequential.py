@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from headroom import _C
+from headroom.budget.errors import too_small
 from headroom.budget.meter import meter_of
 from headroom.graph.unsupported import Unsupported
-from headroom.planning import too_small
 from headroom.settings import Options, Settings
 
 

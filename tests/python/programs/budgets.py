@@ -8,7 +8,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from headroom.budget.flight import Place, flights_on
+from headroom.budget.flight import flights_on
+from headroom.budget.place import Place
 from headroom.exec.eager import compile_graph
 from headroom.exec.inductor import kernels
 from headroom.planning import Step

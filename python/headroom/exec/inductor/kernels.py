@@ -28,6 +28,7 @@ from headroom._torch import (
     tracing,
 )
 from headroom._torch.inductor import GraphLowering, compile_fx, compile_fx_inner
+from headroom.budget.errors import BudgetError, too_small
 from headroom.budget.excess import named_bytes, varied_bytes
 from headroom.budget.flight import unwatched
 from headroom.budget.kernel_flight import (
@@ -47,7 +48,7 @@ from headroom.exec.refusals import refuse_unsupported_backwards
 from headroom.graph.operators import is_tensor
 from headroom.graph.step_graph import Rest
 from headroom.graph.tracing import is_cut, specialize
-from headroom.planning import BudgetError, Planned, too_small
+from headroom.planning import Planned
 from headroom.settings import Settings
 
 _log = logging.getLogger(__name__)
