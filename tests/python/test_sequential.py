@@ -61,7 +61,8 @@ def expect_same(found: Trained, expected: Trained) -> None:
 def predicted_bytes(run: headroom.Sequential) -> int:
     """What the one plan says a step adds."""
     (planned,) = run._plans.values()
-    return planned.plan.predicted_peak_bytes - planned.stages.before_bytes - planned.later_bytes
+    (chosen,) = planned.chosen.values()
+    return chosen.stages_bytes
 
 
 @pytest.mark.parametrize("make", [language_model, images])

@@ -62,6 +62,7 @@ class Part(enum.Enum):
 class Flight:
     """A step from the beginning of its forward to the end of its backward."""
 
+    step: Step
     place: Place
     root: Place  # Place of the outermost flight.
     stack: Stack
@@ -221,10 +222,10 @@ class Device:
             if outer:
                 place = outer[-1].place.inner.setdefault(step, Place(step))
                 place.seen_at = outer[-1].place.forwards
-                flight = Flight(place, outer[0].root, stack, before, outer[0].root_before_bytes, is_alone)
+                flight = Flight(step, place, outer[0].root, stack, before, outer[0].root_before_bytes, is_alone)
             else:
                 place = self.roots.setdefault(step, Place(step))
-                flight = Flight(place, place, stack, before, before, is_alone)
+                flight = Flight(step, place, place, stack, before, before, is_alone)
             place.forwards += 1
             Place.learned += 1
             if outer and is_alone and outer[-1].is_alone:
@@ -249,7 +250,7 @@ class Device:
             chosen = place.keep(self._room(flight))
         if chosen is not None:
             return chosen
-        if place.step.settings.budget is not None:
+        if flight.step.settings.budget is not None:
             gc.collect()  # Tensors in unreachable reference cycles count as memory in use until they are collected.
         with _planning:
             with self.lock:
@@ -267,8 +268,8 @@ class Device:
 
     def _room(self, flight: Flight) -> Room:
         """Returns the room of a flight whose forward begins now, and sets its limit."""
-        settings = flight.place.step.settings
-        if isinstance(settings.budget, int) or flight.place.step.shares_together:
+        settings = flight.step.settings
+        if isinstance(settings.budget, int) or flight.step.shares_together:
             flight.limit_bytes = settings.device_bytes(flight.root_before_bytes, flight.root)
         return flight.place.room(flight.before_bytes, flight.limit_bytes)
 
@@ -361,11 +362,11 @@ def _learn_excess(flight: Flight, backward_peak_bytes: int) -> None:
     measured step, the rest was not known yet, so exceeding the limit does not count.
     """
     place = flight.place
-    predicted = None if flight.has_inner else place.step.halves_bytes(flight.chosen, place.rests[-1])
+    predicted = None if flight.has_inner else flight.step.halves_bytes(flight.chosen, place.rests[-1])
     if predicted is not None:
         forward, backward = flight.forward_peak_bytes - predicted[0], backward_peak_bytes - predicted[1]
         place.excess.measure(max(forward, backward) - flight.before_bytes)
-    if isinstance(place.step.settings.budget, int) and len(place.rests) > 1:
+    if isinstance(flight.step.settings.budget, int) and len(place.rests) > 1:
         over = max(flight.forward_peak_bytes, flight.rest_peak_bytes, backward_peak_bytes) - flight.limit_bytes
         place.over_bytes = max(place.over_bytes + over, 0)
         if over > 0:

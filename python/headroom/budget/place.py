@@ -17,9 +17,10 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -148,32 +149,35 @@ def _asked_once(method: Callable[..., Answer]) -> Callable[..., Answer]:
     return ask
 
 
-@dataclass(eq=False)
 class Place:
     """A graph behind the graphs that are in flight when it is entered, and what was learned of it there."""
 
-    step: Step
-    # Graphs that were entered next while this one was in flight.
-    inner: dict[Step, Place] = field(default_factory=dict)
-    forwards: int = 0
-    seen_at: int = 0  # Number of the outer graph's forward in which it was entered last.
-    gaps: deque[int] = field(default_factory=lambda: deque(maxlen=_LEARNING_STEPS))  # See gap_bytes.
-    rests: deque[Rest] = field(default_factory=lambda: deque(maxlen=_LEARNING_STEPS))  # Last measured rests.
-    watches: int = 0  # Measurements that have begun.
-    watched_at: int = 0  # Number of the forward at which the last measurement began.
-    crossed_at: int | None = None  # Number of the last forward whose backward came while graphs in it were in flight.
-    over_bytes: int = 0  # Bytes to leave free, because earlier steps exceeded their limit by that.
-    loosenings: int = 0  # Plans that were made because memory became free.
-    excess: Excess = field(init=False)
-    # Cached results of methods, by name and arguments.
-    answers: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-    answered_at: int = -1  # Value of `learned` for which `answers` are valid.
     learned: ClassVar[int] = 0  # Number of times that something was learned of any place.
 
-    def __post_init__(self) -> None:
-        self.excess = Excess(self.step.device)
-        if self.step.is_tried:
+    def __init__(self, step: Step) -> None:
+        self._step = weakref.ref(step)  # Places of a device must not keep its steps.
+        # Graphs that were entered next while this one was in flight.
+        self.inner: WeakKeyDictionary[Step, Place] = WeakKeyDictionary()
+        self.forwards = 0
+        self.seen_at = 0  # Number of the outer graph's forward in which it was entered last.
+        self.gaps: deque[int] = deque(maxlen=_LEARNING_STEPS)  # See gap_bytes.
+        self.rests: deque[Rest] = deque(maxlen=_LEARNING_STEPS)  # Last measured rests.
+        self.watches = 0  # Measurements that have begun.
+        self.watched_at = 0  # Number of the forward at which the last measurement began.
+        # Number of the last forward whose backward came while graphs in it were in flight.
+        self.crossed_at: int | None = None
+        self.over_bytes = 0  # Bytes to leave free, because earlier steps exceeded their limit by that.
+        self.loosenings = 0  # Plans that were made because memory became free.
+        self.excess = Excess(step.device)
+        if step.is_tried:
             self.excess.measure(0)
+        self.answers: dict[tuple[Any, ...], Any] = {}  # Cached results of methods, by name and arguments.
+        self.answered_at = -1  # Value of `learned` for which `answers` are valid.
+
+    @property
+    def step(self) -> Step:
+        """Returns the graph, which the caller keeps alive."""
+        return self._step()
 
     def counted_excess(self) -> Excess:
         """Returns the excess to leave free: none if the budget is a share, which is of simulated bytes."""
