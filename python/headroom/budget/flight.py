@@ -117,11 +117,6 @@ class Stack:
         self._waiting = [reference for reference in self._waiting if reference() not in (None, flight)]
 
 
-# Held while something is planned, which may run trials that measure the device's memory. It is never waited for with a
-# device's lock held, because a trial's backward may run on a thread that runs other backwards too.
-_planning = threading.RLock()
-
-
 class Device:
     """The flights on a device. Threads hold its lock only briefly, and not while a step runs or is tried."""
 
@@ -252,7 +247,7 @@ class Device:
             return chosen
         if flight.step.settings.budget is not None:
             gc.collect()  # Tensors in unreachable reference cycles count as memory in use until they are collected.
-        with _planning:
+        with planning():
             with self.lock:
                 flight.before_bytes = self.meter.current_bytes()
                 if not is_inner:
@@ -260,8 +255,7 @@ class Device:
                 room = self._room(flight)
                 chosen = place.keep(room)
             if chosen is None:
-                with unwatched():
-                    chosen = place.plan(room, arguments, is_inner=is_inner)
+                chosen = place.plan(room, arguments, is_inner=is_inner)
                 with self.lock:  # Planning may have left memory, such as workspaces of libraries.
                     flight.before_bytes = self.meter.current_bytes()
         return chosen
@@ -410,3 +404,17 @@ def unwatched() -> Iterator[None]:
             with device.lock:
                 device.note()
                 device.pauses -= 1
+
+
+_planning_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def planning() -> Iterator[None]:
+    """Returns a context for compilations and trials, in which only one thread at a time is.
+
+    Trials measure a device's memory. No thread may wait for this with a device's lock held: on a GPU one thread runs
+    all backwards, those of trials too.
+    """
+    with _planning_lock, unwatched():
+        yield

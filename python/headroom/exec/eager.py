@@ -16,11 +16,11 @@ from torch import fx
 from headroom import _C
 from headroom._torch import aot_module_simplified, make_boxed_func, pytree
 from headroom.budget.flight import flights_on, unwatched
-from headroom.budget.kernel_flight import compiled_node, may_have_history
 from headroom.budget.meter import meter_of
 from headroom.costs.op_costs import cost_cache
 from headroom.costs.step_costs import StepCosts
 from headroom.entrance import count_graph
+from headroom.exec.nodes import compiled_node, may_have_history
 from headroom.exec.refusals import refuse_unsupported_backwards
 from headroom.graph.capture import capture
 from headroom.graph.op_program import make_calls
