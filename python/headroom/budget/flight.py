@@ -103,6 +103,9 @@ class Stack:
         self._waiting = [reference for reference in self._waiting if reference() is not None]
         return [flight for reference in self._waiting if (flight := reference()) is not None]
 
+    def flights(self) -> list[Flight]:
+        return self.waiting() if self.running is None else [*self.waiting(), self.running]
+
     def current(self) -> Flight | None:
         """Returns the flight to which the memory of this moment belongs.
 
@@ -118,7 +121,7 @@ class Stack:
 
 
 class Device:
-    """The flights on a device. Threads hold its lock only briefly, and not while a step runs or is tried."""
+    """The flights on a device. Threads do not hold its lock while a step runs or is tried."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -137,15 +140,17 @@ class Device:
         return self.stacks.setdefault(key, Stack(key[0]))
 
     def note(self) -> None:
-        """Records the peak since the last call for the current flights that are measured, and starts the next one."""
-        currents = [stack.current() for stack in self.stacks.values()]
-        watched = [flight for flight in currents if flight is not None and flight.is_learning]
-        if not watched:
+        """Records the peak since the last call for the current flights that are measured, and starts the next one.
+
+        Nothing is read or reset while no step is measured, because users read the counter too.
+        """
+        if not any(flight.is_learning for stack in self.stacks.values() for flight in stack.flights()):
             return
         if self.pauses == 0:
             peak = self.meter.peak_bytes()
-            for flight in watched:
-                flight.peak_bytes = max(flight.peak_bytes, peak)
+            for stack in self.stacks.values():
+                if (current := stack.current()) is not None and current.is_learning:
+                    current.peak_bytes = max(current.peak_bytes, peak)
         self.meter.reset_peak()
 
     @contextlib.contextmanager
@@ -154,13 +159,10 @@ class Device:
 
         Something that lives as long as the forward's graph must hold the flight from then on.
         """
-        flight = self._enter(step, arguments)
-        try:
+        flight = self._enter(step)
+        with self._running(flight):
+            self._begin_forward(flight, arguments)
             yield flight
-        except BaseException:
-            with self.lock:
-                flight.stack.running = None
-            raise
         with self.lock:
             self.note()
             flight.forward_peak_bytes = flight.begin(Part.REST)
@@ -172,14 +174,13 @@ class Device:
     @contextlib.contextmanager
     def backward(self, flight: Flight, gradient_bytes: int) -> Iterator[None]:
         """Returns a context in which the caller runs the backward of a flight, given gradients of this many bytes."""
+        if flight.part is not Part.REST:  # The caller finds that it has run.
+            yield
+            return
         with self.lock:
             self._begin_backward(flight, gradient_bytes)
-        try:
+        with self._running(flight):
             yield
-        except BaseException:
-            with self.lock:
-                flight.stack.running = None
-            raise
         with self.lock:
             self._end_backward(flight)
             if flight.is_learning and flight.is_alone and not flight.stack.waiting():
@@ -206,7 +207,17 @@ class Device:
 
         node.register_prehook(begin)
 
-    def _enter(self, step: Step, arguments: Sequence[object]) -> Flight:
+    @contextlib.contextmanager
+    def _running(self, flight: Flight) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with self.lock:
+                flight.stack.running = None
+            raise
+
+    def _enter(self, step: Step) -> Flight:
+        """Returns a new flight behind those that wait."""
         with self.lock:
             stack = self.stack_of(step)
             self._close(stack)
@@ -225,22 +236,23 @@ class Device:
             Place.learned += 1
             if outer and is_alone and outer[-1].is_alone:
                 place.gaps.append(before - outer[-1].after_bytes)
-        chosen = self._choose(flight, arguments, is_inner=bool(outer))
-        with self.lock:
-            self.note()
-            flight.chosen = chosen
-            flight.is_learning = place.is_learning(chosen)
-            chosen.steps += 1
-            flight.inputs = Inputs(arguments if flight.is_learning else ())
             stack.running = flight
+        return flight
+
+    def _begin_forward(self, flight: Flight, arguments: Sequence[object]) -> None:
+        flight.chosen = self._choose(flight, arguments)
+        place = flight.place
+        with self.lock:
+            flight.is_learning = place.is_learning(flight.chosen)
+            flight.chosen.steps += 1
+            flight.inputs = Inputs(arguments if flight.is_learning else ())
             if flight.is_learning:
                 place.watches += 1
                 place.watched_at = place.forwards
                 self.meter.reset_peak()
-        return flight
 
-    def _choose(self, flight: Flight, arguments: Sequence[object], *, is_inner: bool) -> Chosen:
-        place = flight.place
+    def _choose(self, flight: Flight, arguments: Sequence[object]) -> Chosen:
+        place, is_inner = flight.place, flight.place is not flight.root
         with self.lock:
             chosen = place.keep(self._room(flight))
         if chosen is not None:
@@ -255,7 +267,9 @@ class Device:
                 room = self._room(flight)
                 chosen = place.keep(room)
             if chosen is None:
-                chosen = place.plan(room, arguments, is_inner=is_inner)
+                # Threads share the plans of operators. Trials need backwards, which need the lock.
+                with contextlib.nullcontext() if flight.step.is_tried else self.lock:
+                    chosen = place.plan(room, arguments, is_inner=is_inner)
                 with self.lock:  # Planning may have left memory, such as workspaces of libraries.
                     flight.before_bytes = self.meter.current_bytes()
         return chosen
@@ -299,6 +313,7 @@ class Device:
 
     def _end_backward(self, flight: Flight) -> None:
         self.note()
+        self._disturb_others(flight.stack)
         flight.stack.running = None
         peak = flight.begin(Part.TAIL)
         rests = flight.place.rests
@@ -336,17 +351,16 @@ class Device:
         stack.running = None
 
     def _disturb_others(self, stack: Stack) -> bool:
-        """Marks the flights of other threads as not alone, and returns whether there are none."""
+        """Marks the flights of other threads as not alone, and returns whether there are none.
+
+        It does so again at the end of a backward, because nothing shows whether one that is open has failed.
+        """
         others = [
-            flight
-            for other in self.stacks.values()
-            if other.thread != stack.thread
-            for flight in (*other.waiting(), other.running)
-            if flight is not None
+            flight for other in self.stacks.values() if other.thread != stack.thread for flight in other.flights()
         ]
         for flight in others:
             flight.is_alone = False
-        return not others
+        return not any(flight.part in (Part.FORWARD, Part.REST) for flight in others)
 
 
 def _learn_excess(flight: Flight, backward_peak_bytes: int) -> None:
