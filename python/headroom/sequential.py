@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -169,8 +170,7 @@ class _Stages:
         return result
 
     def smallest_bytes(self, rest: Rest) -> int:
-        smallest = self.measured.plan(0, self.settings.planner, 0, False)
-        return smallest - self.measured.before_bytes + self._extra_bytes(rest)
+        return self._smallest_bytes + self._extra_bytes(rest)
 
     def store_all_bytes(self, rest: Rest) -> int:
         return self._store_all_bytes() + self._extra_bytes(rest)
@@ -210,21 +210,34 @@ class _Stages:
 
     def _choose(self, room: Room, *, tries: bool) -> _Chosen:
         measured = self.measured
-        extra = excess = later = 0  # Bytes in use beside the step, above those when it was measured.
+        extra = later = 0  # Bytes in use beside the step, above those when it was measured.
         budget = self._own_budget_bytes()
         if room.limit_bytes is not None:
-            extra, excess = self._extra_bytes(room.rest), room.excess.largest_bytes()
+            extra = self._extra_bytes(room.rest)
             later = meter_of(self.device).current_bytes() - measured.before_bytes + extra
-            budget = room.limit_bytes - excess
+            budget = room.before_bytes + room.planned_bytes()
         plan = measured.plan(budget, self.settings.planner, later, tries)
         if isinstance(plan, int):
             resident = measured.graph.resident_bytes()
             outside = measured.before_bytes + later - extra - resident
-            smallest, rests = plan - outside, {"rest_bytes": extra, "excess_bytes": excess}
-            raise too_small(self.settings, measured.problem, measured.graph, smallest, outside, **rests)
+            least = plan - outside - resident
+            raise too_small(
+                self.settings,
+                measured.problem,
+                measured.graph,
+                plan - outside,
+                outside,
+                rest_bytes=extra,
+                excess_bytes=room.excess.name(least) - least,
+            )
         stages_bytes = plan.predicted_peak_bytes - measured.before_bytes - later
         is_smaller = stages_bytes < self._store_all_bytes()
         return _Chosen(plan, stages_bytes, is_smaller, rest=room.rest, added_bytes=stages_bytes + extra)
+
+    @functools.cached_property
+    def _smallest_bytes(self) -> int:
+        smallest = self.measured.plan(0, self.settings.planner, 0, False)  # 0: the planner does not compute it.
+        return smallest - self.measured.before_bytes if smallest > 0 else self._store_all_bytes()
 
     def _own_budget_bytes(self) -> int | None:
         """Returns the limit that a share stands for, in the terms of the measurement."""

@@ -201,9 +201,9 @@ def try_plans(
         # The last trial is of the plan with the smallest peak, if nothing else has fitted.
         expected_bytes = excess_bytes or 0
         excess = expected_bytes if best is not None or plans + 1 < _MOST_TRIALS else None
-        outside = outside_bytes(tensors, device)
+        before = meter_of(device).current_bytes()
         partitioner = Partitioner(
-            settings, limit_bytes, outside, excess, rest, by_plan=by_plan, is_first=excess_bytes is None
+            settings, limit_bytes, before, excess, rest, by_plan=by_plan, is_first=excess_bytes is None
         )
         candidate = _compile_and_try(gm, trial_arguments, device, partitioner, expected_bytes)
         if candidate.partitioner is None:
@@ -352,7 +352,7 @@ class Kernels:
     def choose(self, room: Room, arguments: Sequence[Any]) -> Chosen:
         limit = None if room.limit_bytes is None else room.limit_bytes - room.excess.largest_bytes()
         rest = Rest() if limit is None else room.rest if self.tried else None
-        candidate = None if limit is None else self._find_tried(arguments, limit, room.rest)
+        candidate = None if limit is None else self._find_tried(limit, room.rest)
         if candidate is None:
             is_first = not self.tried
             with hidden():
@@ -398,19 +398,19 @@ class Kernels:
             self.simulated[rest] = smallest - graph.resident_bytes(), store_all - graph.resident_bytes()
         return self.simulated[rest]
 
-    def _find_tried(self, arguments: Sequence[Any], limit_bytes: int, rest: Rest) -> Candidate | None:
+    def _find_tried(self, limit_bytes: int, rest: Rest) -> Candidate | None:
         """Returns a step tried earlier that suits the limit, or the smallest plan if that was tried and is too large.
 
         A step that suits is PyTorch's own partition if that fits, or else a plan whose peak is close to the limit.
         """
-        tensors = [argument for argument in arguments if is_tensor(argument)]
-        outside = outside_bytes(tensors, self.device)
+        before = meter_of(self.device).current_bytes()
         complete = []
         for candidate in self._complete():
             partitioner = copy.copy(candidate.partitioner)
             is_smallest = partitioner.is_smallest and partitioner.rest == rest
             partitioner.rest, partitioner.is_smallest = rest, is_smallest
-            partitioner.outside_bytes, partitioner.budget_bytes = outside, limit_bytes - outside
+            partitioner.before_bytes = before
+            partitioner.budget_bytes = limit_bytes - before + partitioner.resident_bytes
             complete.append(replace(candidate, partitioner=partitioner))
         fitting = [candidate for candidate in complete if candidate.fits()]
         if not fitting:
@@ -429,7 +429,7 @@ class Kernels:
             partitioner.step.problem,
             partitioner.step.graph,
             smallest,
-            partitioner.outside_bytes,
+            partitioner.before_bytes - partitioner.resident_bytes,
             rest_bytes=partitioner.rest.peak_bytes,
             excess_bytes=room.excess.largest_bytes(),
             is_first_of_several=is_cut(self.gm) and partitioner.rest == self.assumed_rest,
@@ -438,10 +438,3 @@ class Kernels:
 
 def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
     return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), torch.device("cpu"))
-
-
-def outside_bytes(tensors: Sequence[torch.Tensor], device: torch.device) -> int:
-    """Returns the bytes in use on the device that are not of these tensors."""
-    storages = {tensor.untyped_storage()._cdata: tensor for tensor in tensors if tensor.device == device}
-    inside = sum(_C.allocated_bytes(tensor.untyped_storage().nbytes(), device) for tensor in storages.values())
-    return meter_of(device).current_bytes() - inside

@@ -394,7 +394,7 @@ class Partitioner(CustomPartitionerFn):
         self,
         settings: Settings,
         limit_bytes: int | None,
-        outside_bytes: int,
+        before_bytes: int,
         excess_bytes: int | None,
         rest: Rest | None,
         *,
@@ -403,7 +403,7 @@ class Partitioner(CustomPartitionerFn):
     ) -> None:
         self.settings = settings
         self.limit_bytes = limit_bytes  # Limit of the bytes in use on the device; None: the budget is no number.
-        self.outside_bytes = outside_bytes
+        self.before_bytes = before_bytes  # Bytes in use on the device before the step.
         self.excess_bytes = excess_bytes  # Excess of measured over simulated peaks. None: use the smallest plan.
         self.rest = rest  # Work between forward and backward. None: not known.
         self.by_plan = by_plan
@@ -431,10 +431,9 @@ class Partitioner(CustomPartitionerFn):
         self.step = step = make_kernel_step(joint, count, self.settings, self.rest)
         self.rest = step.rest
         self.resident_bytes = step.graph.resident_bytes()
-        if self.limit_bytes is None:
-            self.budget_bytes = self.settings.graph_budget(step.graph, step.store_all_bytes, self.outside_bytes)
-        else:
-            self.budget_bytes = self.limit_bytes - self.outside_bytes
+        self.budget_bytes = self.settings.graph_budget(step.graph, step.store_all_bytes, 0)
+        if self.limit_bytes is not None:
+            self.budget_bytes = self.limit_bytes - self.before_bytes + self.resident_bytes
         target = 0 if self.excess_bytes is None else self.budget_bytes - self.excess_bytes
         if self.is_first:
             target = self.resident_bytes + Excess(step.captured.device).subtract(target - self.resident_bytes)
@@ -477,7 +476,7 @@ class Partitioner(CustomPartitionerFn):
 
     def set_aside(self, left_bytes: int) -> None:
         """Counts memory that compilation and trials left allocated, such as library workspaces, as outside the step."""
-        self.outside_bytes += left_bytes
+        self.before_bytes += left_bytes
         if self.limit_bytes is not None:
             self.budget_bytes -= left_bytes
 
