@@ -18,8 +18,8 @@ if torch.__version__.split(".")[:2] != _C.torch_version.split(".")[:2]:
 
 from headroom._C import Meter
 from headroom.api import MemoryPlan, backend, compile, current_bytes, max_batch, plan  # noqa: A004
+from headroom.budget.errors import BudgetError
 from headroom.graph.unsupported import Unsupported
-from headroom.planning import BudgetError
 from headroom.sequential import Sequential
 
 __all__ = [

@@ -23,6 +23,7 @@ from headroom._torch import (
     innermost_backend,
     pytree,
 )
+from headroom.budget.errors import BudgetError
 from headroom.budget.excess import Excess
 from headroom.budget.meter import meter_of
 from headroom.entrance import NOTHING_CAPTURED, count_graph, watch_calls
@@ -30,7 +31,7 @@ from headroom.exec.eager import compile_graph
 from headroom.graph.step_graph import Rest
 from headroom.graph.tracing import drop_full_masks, forget_numbers
 from headroom.graph.unsupported import Unsupported, check_inputs, module_of, source_of
-from headroom.planning import BudgetError, Planned, Step
+from headroom.planning import Planned, Step
 from headroom.settings import Options, Settings
 
 __all__ = ["MemoryPlan", "compile", "max_batch", "plan"]

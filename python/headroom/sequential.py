@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import random
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Unpack
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from headroom import _C
+from headroom.budget import place
+from headroom.budget.errors import too_small
+from headroom.budget.flight import flights_on
 from headroom.budget.meter import meter_of
+from headroom.budget.place import Patience, Place, Room
+from headroom.graph.step_graph import Rest
 from headroom.graph.unsupported import Unsupported
-from headroom.planning import too_small
 from headroom.settings import Options, Settings
 
 
@@ -139,57 +144,122 @@ def _stage_of(
     return name, run, parameters, list(modules.buffers())
 
 
-class _Planned:
-    """The plan for one kind of input."""
+class _Stages:
+    """The stages for one kind of input, as one of the steps that share a budget (place.Step)."""
 
-    def __init__(self, model: nn.Sequential, sample: torch.Tensor, settings: Settings) -> None:
+    assumed_rest = Rest()
+    patience = Patience(free_share=0.02)
+    is_tried = True
+    shares_together = False
+
+    def __init__(self, model: nn.Sequential, settings: Settings, device: torch.device) -> None:
+        self.model = model
         self.settings = settings
-        self.device = sample.device
-        autocast = _Autocast.now(sample.device)
-        groups = _groups(model, sample)
-        self.stages = _C.measure_stages(
-            type(model).__name__,
+        self.device = device
+        self.chosen: WeakKeyDictionary[Place, _Chosen] = WeakKeyDictionary()
+        self.measured: _C.MeasuredStages | None = None  # None: not called yet.
+        self.output_bytes = 0
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        device = flights_on(self.device)
+        with device.forward(self, [x]) as flight:
+            result = flight.chosen.plan.run(x)
+            self.output_bytes = _C.storage_bytes([result])
+            if result.grad_fn is not None:
+                device.follow(flight, result.grad_fn)
+        return result
+
+    def smallest_bytes(self, rest: Rest) -> int:
+        return self._smallest_bytes + self._extra_bytes(rest)
+
+    def store_all_bytes(self, rest: Rest) -> int:
+        return self._store_all_bytes() + self._extra_bytes(rest)
+
+    def held_bytes(self, _: Rest) -> int:
+        return self._store_all_bytes()
+
+    def added_bytes(self, chosen: _Chosen, rest: Rest) -> int:
+        return chosen.stages_bytes + self._extra_bytes(rest)
+
+    def halves_bytes(self, chosen: _Chosen, rest: Rest) -> tuple[int, int]:
+        return chosen.stages_bytes, chosen.stages_bytes + rest.left_bytes
+
+    def choose(self, room: Room, arguments: Sequence[Any]) -> _Chosen:
+        is_first = self.measured is None
+        if is_first:
+            self._measure(arguments[0])
+        chosen = self._choose(room, tries=is_first and self.device.type == "cuda")
+        self.measured.forget_sample()
+        return chosen
+
+    def choose_smallest(self, room: Room, _: Sequence[Any]) -> _Chosen:
+        limit = room.before_bytes + room.excess.add(self.smallest_bytes(room.rest))
+        return self._choose(room._replace(limit_bytes=limit), tries=False)
+
+    def planned(self, *_: object) -> None:
+        """Returns None: on_plan() is not told of stages."""
+
+    def _measure(self, x: torch.Tensor) -> None:
+        autocast = _Autocast.now(x.device)
+        groups = _groups(self.model, x)
+        self.measured = _C.measure_stages(
+            type(self.model).__name__,
             [_stage_of(group, autocast) for group in groups],
-            sample.detach().requires_grad_(sample.requires_grad),
+            x.detach().requires_grad_(x.requires_grad),
         )
-        self.later_bytes = 0  # Bytes in use beside the step, above those when it was measured.
-        self.plan = self._make_plan(tries=sample.device.type == "cuda")
-        self.stages.forget_sample()
 
-    def _make_plan(self, *, tries: bool) -> _C.PlannedStages:
-        budget = self._budget_bytes()
-        plan = self.stages.plan(budget, self.settings.planner, self.later_bytes, tries)
+    def _choose(self, room: Room, *, tries: bool) -> _Chosen:
+        measured = self.measured
+        extra = later = 0  # Bytes in use beside the step, above those when it was measured.
+        budget = self._own_budget_bytes()
+        if room.limit_bytes is not None:
+            extra = self._extra_bytes(room.rest)
+            later = meter_of(self.device).current_bytes() - measured.before_bytes + extra
+            budget = room.before_bytes + room.planned_bytes()
+        plan = measured.plan(budget, self.settings.planner, later, tries)
         if isinstance(plan, int):
-            graph = self.stages.graph
-            outside = self.stages.before_bytes + self.later_bytes - graph.resident_bytes()
-            raise too_small(self.settings, self.stages.problem, graph, plan - outside, outside)
-        return plan
+            resident = measured.graph.resident_bytes()
+            outside = measured.before_bytes + later - extra - resident
+            least = plan - outside - resident
+            raise too_small(
+                self.settings,
+                measured.problem,
+                measured.graph,
+                plan - outside,
+                outside,
+                rest_bytes=extra,
+                excess_bytes=room.excess.name(least) - least,
+            )
+        stages_bytes = plan.predicted_peak_bytes - measured.before_bytes - later
+        is_smaller = stages_bytes < self._store_all_bytes()
+        return _Chosen(plan, stages_bytes, is_smaller, rest=room.rest, added_bytes=stages_bytes + extra)
 
-    def _budget_bytes(self) -> int | None:
-        budget = self.settings.budget
-        if budget is None:
-            return None
-        if isinstance(budget, str):
-            before = self.stages.before_bytes
-            return before + self.later_bytes + _C.parse_budget(budget, self.stages.store_all_peak_bytes - before)
-        return budget - self.settings.kept_free_bytes()
+    @functools.cached_property
+    def _smallest_bytes(self) -> int:
+        smallest = self.measured.plan(0, self.settings.planner, 0, False)  # 0: the planner does not compute it.
+        return smallest - self.measured.before_bytes if smallest > 0 else self._store_all_bytes()
 
-    def expect(self, later_bytes: int) -> None:
-        """Plans again if more memory is in use beside the step than before, and the plan no longer fits."""
-        if later_bytes <= self.later_bytes:
-            return
-        peak = self.plan.predicted_peak_bytes + later_bytes - self.later_bytes
-        self.later_bytes = later_bytes
-        budget = self._budget_bytes()
-        if budget is not None and peak > budget:
-            self.plan = self._make_plan(tries=False)
+    def _own_budget_bytes(self) -> int | None:
+        """Returns the limit that a share stands for, in the terms of the measurement."""
+        before, budget = self.measured.before_bytes, self.settings.budget
+        return before + _C.parse_budget(budget, self._store_all_bytes()) if isinstance(budget, str) else None
+
+    def _store_all_bytes(self) -> int:
+        return self.measured.store_all_peak_bytes - self.measured.before_bytes
+
+    def _extra_bytes(self, rest: Rest) -> int:
+        """Returns the bytes of the rest of the step that are not in the measurement, which counts them all the time."""
+        return max(rest.peak_bytes - self.output_bytes, rest.left_bytes, 0)
 
 
-# Measuring reads memory counters of the whole process, so only one plan is made at a time.
-_planning = threading.Lock()
+@dataclasses.dataclass(eq=False)
+class _Chosen(place.Chosen):
+    plan: _C.PlannedStages
+    stages_bytes: int  # Predicted bytes that the stages add.
+    is_smaller: bool  # Whether they take less memory than without reruns.
 
-# Number of steps in which the work between forward and backward is measured.
-_LEARNING_STEPS = 3
+    def recomputes(self) -> bool:
+        return self.is_smaller
 
 
 class Sequential(nn.Module):
@@ -206,14 +276,13 @@ class Sequential(nn.Module):
             raise TypeError(f"headroom.Sequential takes an nn.Sequential, found {type(model).__name__}")
         self.model = model
         self._settings = Settings(budget=budget, **options)
-        self._plans: dict[tuple[Any, ...], _Planned] = {}
-        self._rests: dict[tuple[Any, ...], _Rest] = {}
+        self._plans: dict[tuple[Any, ...], _Stages] = {}
         self._register_state_dict_hook(_remove_prefix)
         self.register_load_state_dict_pre_hook(_add_prefix)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state without plans, which a copy makes for itself."""
-        return {**self.__dict__, "_plans": {}, "_rests": {}}
+        return {**self.__dict__, "_plans": {}}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not isinstance(x, torch.Tensor):
@@ -222,22 +291,16 @@ class Sequential(nn.Module):
         if not torch.is_grad_enabled() or not is_trained:
             return self.model(x)
         key = self._kind_of(x)
-        meter = meter_of(x.device)
-        with _planning:
-            if key not in self._plans:
-                self._forget_other_tensors(key)
-                self._plans[key] = _Planned(self.model, x, self._settings)
-                self._rests[key] = _Rest()
-            planned, rest = self._plans[key], self._rests[key]
-            planned.expect(meter.current_bytes() - planned.stages.before_bytes + rest.extra_bytes)
-            plan = planned.plan
-        result = plan.run(x)
-        rest.watch(result, meter)
-        return result
+        stages = self._plans.get(key)
+        if stages is None:
+            self._forget_other_tensors(key)
+            stages = self._plans.setdefault(key, _Stages(self.model, self._settings, x.device))
+        return stages.run(x)
 
     def predicted_peak(self, x: torch.Tensor) -> int:
         """Returns the device's predicted peak in a step on an input that has been trained on."""
-        return self._plans[self._kind_of(x)].plan.predicted_peak_bytes
+        chosen = self._plans[self._kind_of(x)].chosen
+        return max(one.plan.predicted_peak_bytes for one in chosen.values())
 
     def _kind_of(self, x: torch.Tensor) -> tuple[Any, ...]:
         autocast = _Autocast.now(x.device)
@@ -251,9 +314,8 @@ class Sequential(nn.Module):
 
     def _forget_other_tensors(self, key: tuple[Any, ...]) -> None:
         """Removes plans for parameters and buffers that the model no longer has."""
-        for plans in (self._plans, self._rests):
-            for other in [other for other in plans if other[0] != key[0]]:
-                del plans[other]
+        for other in [other for other in list(self._plans) if other[0] != key[0]]:
+            self._plans.pop(other, None)
 
 
 def _remove_prefix(module: Sequential, state: dict[str, Any], prefix: str, _metadata: dict[str, Any]) -> None:
@@ -269,24 +331,3 @@ def _add_prefix(module: Sequential, state: dict[str, Any], prefix: str, *_rest: 
         name = key.removeprefix(prefix)
         if name.split(".")[0] in stages:
             state[f"{prefix}model.{name}"] = state.pop(key)
-
-
-class _Rest:
-    """Memory of the work between forward and backward, beyond the output's gradient."""
-
-    def __init__(self) -> None:
-        self.extra_bytes = 0
-        self.watched_steps = 0
-
-    def watch(self, output: torch.Tensor, meter: _C.Meter) -> None:
-        if self.watched_steps == _LEARNING_STEPS:
-            return
-        self.watched_steps += 1
-        meter.reset_peak()
-        after_bytes = meter.current_bytes()
-
-        def learn(gradient: torch.Tensor) -> None:
-            gradient_bytes = _C.allocated_bytes(gradient.untyped_storage().nbytes(), gradient.device)
-            self.extra_bytes = max(self.extra_bytes, meter.peak_bytes() - after_bytes - gradient_bytes)
-
-        output.register_hook(learn)

@@ -15,7 +15,7 @@ from headroom import _C
 from headroom.budget.optimizers import PendingState
 
 if TYPE_CHECKING:
-    from headroom.budget.flight import Place
+    from headroom.budget.place import Place
     from headroom.planning import Planned
 
 _FORMS = (

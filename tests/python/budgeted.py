@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable
 
 import torch
-from headroom.budget.flight import Place, flights_on
+from headroom.budget.flight import flights_on
+from headroom.budget.place import Place
 from headroom.exec.eager import compile_graph
 from headroom.graph.step_graph import Rest
 from headroom.planning import Step
@@ -35,7 +36,7 @@ class Budgeted:
     def predicted_bytes(self) -> int:
         """Returns what a step adds by its plan."""
         place = self.place()
-        return place.step.chosen[place].peak_bytes - place.step.input_bytes
+        return place.step.chosen[place].added_bytes
 
     def set_budget(self, budget: object) -> None:
         for step in self.steps:

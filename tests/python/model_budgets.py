@@ -27,7 +27,8 @@ from typing import Any
 
 import torch
 from headroom.api import _Backend
-from headroom.budget.flight import Place, flights_on
+from headroom.budget.flight import flights_on
+from headroom.budget.place import Place
 from headroom.planning import Planned
 from headroom.settings import Settings, read_budget
 from model_zoo import CASES, Case

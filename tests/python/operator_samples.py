@@ -27,8 +27,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from headroom.budget.flight import Place, flights_on
+from headroom.budget.flight import flights_on
 from headroom.budget.meter import meter_of
+from headroom.budget.place import Place
 from headroom.costs import op_costs
 from headroom.exec.eager import compile_graph
 from headroom.graph.capture import Call

@@ -136,7 +136,8 @@ def smallest_share(model: nn.Sequential, x: torch.Tensor) -> str:
     with torch.random.fork_rng():
         everything(x)
     (planned,) = everything._plans.values()
-    added = planned.plan.predicted_peak_bytes - planned.stages.before_bytes
+    (chosen,) = planned.chosen.values()
+    added = chosen.stages_bytes
     before = headroom._C.Meter(x.device).current_bytes()
     try:
         headroom.Sequential(model, 1)(x)

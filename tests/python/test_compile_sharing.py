@@ -149,6 +149,21 @@ def test_a_graph_without_room_says_so_once() -> None:
         step()
 
 
+def test_models_of_their_own_budgets_in_one_step_keep_to_both() -> None:
+    models = layers(8, 16), layers(8, 16)
+    both, inputs = torch.nn.Sequential(*models), torch.randn(256, 16)
+    plain = peaks_of(lambda: both(inputs).square().mean().backward(), both)
+    both.zero_grad()
+    added = plain[-1][1] - plain[-1][0]
+    state = sum(4 * one.numel() for one in both.parameters())
+    budget = headroom.current_bytes() + state + int(0.8 * added)
+    first, second = (headroom.compile(model, budget) for model in models)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = peaks_of(lambda: second(first(inputs)).square().mean().backward(), both, steps=6)
+    assert max(peak for _, peak in found[1:]) <= budget
+
+
 def test_a_forward_without_backward_leaves_nothing() -> None:
     model, inputs, _ = make("two forwards")
     run = headroom.compile(model, "0.6x")

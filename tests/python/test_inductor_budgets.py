@@ -155,7 +155,8 @@ def test_graphs_of_one_model_keep_a_budget_when_the_optimizer_has_state() -> Non
     count = len(training.plans)
     with torch.no_grad():
         training.run(x)
-    kept = training.run(x)
+    training.optimizer.zero_grad()
+    kept = training.run(batch())
     kept.backward()
     training.step()
     assert training.peaks[-1] <= budget

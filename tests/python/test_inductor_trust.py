@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
-from headroom.budget import kernel_flight  # noqa: E402
+from headroom.budget.flight import flights_on  # noqa: E402
+from headroom.budget.place import Place, Room  # noqa: E402
 from headroom.exec.inductor import kernels, trial  # noqa: E402
 from inductor_steps import (  # noqa: E402
     BATCH,
@@ -97,13 +98,13 @@ def test_a_trial_of_an_inner_graph_is_in_no_peak(monkeypatch: pytest.MonkeyPatch
         return second(middle)
 
     budget = headroom.current_bytes() + (1 << 20)
-    choose = kernels.choose
+    try_plans = kernels.try_plans
 
-    def choose_and_take_more(*arguments: Any) -> kernels.Chosen:
+    def try_and_take_more(*arguments: Any) -> kernels.Candidate:
         torch.empty(1 << 21, dtype=torch.uint8)
-        return choose(*arguments)
+        return try_plans(*arguments)
 
-    monkeypatch.setattr(kernels, "choose", choose_and_take_more)
+    monkeypatch.setattr(kernels, "try_plans", try_and_take_more)
     step, plans = compiled(run, budget)
     for _ in range(3):
         step(batch()).sum().backward()
@@ -144,7 +145,7 @@ def test_a_trial_changes_nothing_that_the_user_has(monkeypatch: pytest.MonkeyPat
 
     step, _ = compiled(model, "10x")
     tensors = [*model.parameters(), *model.buffers()]
-    plan = kernels.Kernels.plan
+    choose = kernels.Kernels.choose
     trials: list[kernels.Kernels] = []
 
     def state() -> list[Any]:
@@ -152,17 +153,18 @@ def test_a_trial_changes_nothing_that_the_user_has(monkeypatch: pytest.MonkeyPat
         versions = [one._version for one in tensors]
         return [torch_state, versions, [one.grad for one in tensors], list(heard), torch.get_rng_state().tolist()]
 
-    def watched_plan(self: kernels.Kernels, arguments: Any, *rest: Any) -> None:
+    def watched_choose(self: kernels.Kernels, room: Room, arguments: Any) -> kernels.Chosen:
         given = [one for one in arguments if isinstance(one, torch.Tensor)]
         before, content = state(), [one.detach().clone() for one in [*tensors, *given]]
         versions = [one._version for one in given]
-        plan(self, arguments, *rest)
+        chosen = choose(self, room, arguments)
         assert state() == before
         assert versions == [one._version for one in given]
         assert all(torch.equal(one, other) for one, other in zip([*tensors, *given], content, strict=True))
         trials.append(self)
+        return chosen
 
-    monkeypatch.setattr(kernels.Kernels, "plan", watched_plan)
+    monkeypatch.setattr(kernels.Kernels, "choose", watched_choose)
     for current, run in ((plain, plain), (model, step)):
         x = batch(requires_grad=True)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -275,7 +277,7 @@ def test_results_that_are_kept_keep_no_flight() -> None:
     step, _ = compiled(model, "10x")
 
     def in_flight() -> int:
-        return [one.is_alive() for one in kernel_flight._in_flight()].count(True)
+        return sum(len(stack.waiting()) for stack in flights_on(torch.device("cpu")).stacks.values())
 
     before = in_flight()
     first = step(batch())
@@ -291,12 +293,12 @@ def test_results_that_are_kept_keep_no_flight() -> None:
 
 def test_models_and_threads_do_not_share_a_budget() -> None:
     models, plain = [Net(2), Net(2)], Net(2)
-    outers: dict[str, list[object]] = {}
-    plan = kernels.Kernels.plan
+    inner: dict[str, list[bool]] = {}  # Whether what is planned is in the rest of another graph's step.
+    plan = Place.plan
 
-    def noting_plan(self: kernels.Kernels, arguments: Any, outer: Any) -> None:
-        outers.setdefault(threading.current_thread().name, []).append(outer)
-        plan(self, arguments, outer)
+    def noting_plan(self: Place, room: Room, arguments: Any, *, is_inner: bool) -> Any:
+        inner.setdefault(threading.current_thread().name, []).append(is_inner)
+        return plan(self, room, arguments, is_inner=is_inner)
 
     def step_of(model: torch.nn.Module) -> Callable[..., Any]:
         settings = headroom.settings.Settings(budget="10x", kernels="inductor")
@@ -319,19 +321,19 @@ def test_models_and_threads_do_not_share_a_budget() -> None:
 
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels.Kernels, "plan", noting_plan)
+        patch.setattr(Place, "plan", noting_plan)
         threads = [threading.Thread(target=train, args=(model,), name=f"{i}") for i, model in enumerate(models)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert not errors
-        assert outers == {"0": [None], "1": [None]}
+        assert inner == {"0": [False], "1": [False]}
         # In one thread, a forward of one model in flight is not around another's.
         torch._dynamo.reset()
         first, second = (step_of(model) for model in models)
         results = [first(batch()), second(batch())]
-        assert list(outers.values())[2:] == [[None, None]]
+        assert list(inner.values())[2:] == [[False, False]]
         del results
     plain(batch()).sum().backward()
     for model in models:

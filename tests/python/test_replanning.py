@@ -12,6 +12,7 @@ headroom = pytest.importorskip("headroom")
 
 from budgeted import places  # noqa: E402
 from headroom.budget import flight  # noqa: E402
+from headroom.budget import place as place_module  # noqa: E402
 from torch import nn  # noqa: E402
 
 from headroom import planning  # noqa: E402
@@ -93,7 +94,7 @@ def test_one_odd_step_is_forgotten(odd: int) -> None:
 
 
 def test_a_second_forward_in_flight_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight, "_REMEMBERED_STEPS", 5)
+    monkeypatch.setattr(place_module, "_REMEMBERED_STEPS", 5)
     trained = Trained(lambda plan: plan.plain_peak + (plan.plain_peak - plan.before) // 2)
     first, second = trained.compiled(trained.x), trained.compiled(trained.x)
     (first + second).backward()
@@ -126,7 +127,7 @@ def test_a_forward_without_backward_is_measured_a_few_times_only(
     monkeypatch.setattr(device, "meter", Counting())
     for _ in range(90):
         trained.compiled(trained.x)
-    assert 0 < len(resets) <= 2 * flight._MOST_LEARNING_STEPS
+    assert 0 < len(resets) <= 2 * place_module._MOST_LEARNING_STEPS
 
 
 def test_caches_of_plans_are_bounded() -> None:
@@ -181,7 +182,7 @@ def test_memory_that_is_freed_between_two_forwards_leaves_nothing_negative() -> 
     (place,) = places()
     (inner_place,) = place.inner.values()
     inner_place.gaps.extend([-(1 << 20)] * 3)
-    flight.Place.learned += 1
+    place_module.Place.learned += 1
     assert place.crossed_at is not None
     assert place.rest(1).left_bytes == 0
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 
@@ -61,7 +63,8 @@ def expect_same(found: Trained, expected: Trained) -> None:
 def predicted_bytes(run: headroom.Sequential) -> int:
     """What the one plan says a step adds."""
     (planned,) = run._plans.values()
-    return planned.plan.predicted_peak_bytes - planned.stages.before_bytes - planned.later_bytes
+    (chosen,) = planned.chosen.values()
+    return chosen.stages_bytes
 
 
 @pytest.mark.parametrize("make", [language_model, images])
@@ -120,6 +123,48 @@ def test_the_smallest_budget_named_works() -> None:
     with pytest.raises(headroom.BudgetError) as error:
         headroom.Sequential(model, 1000)(inputs)
     headroom.Sequential(model, error.value.smallest_budget_bytes)(inputs).backward()
+
+
+@pytest.mark.filterwarnings("ignore:headroom. .* over the budget in this step")
+def test_plans_follow_the_memory_outside_both_ways() -> None:
+    """One odd step is forgotten as well, and nothing is planned while nothing changes."""
+    model, inputs = images()
+    everything = headroom.Sequential(model)
+    everything(inputs).backward()
+    added = predicted_bytes(everything)
+    del everything
+    model.zero_grad()
+    gc.collect()
+    budget = headroom.current_bytes() + sum(4 * one.numel() for one in model.parameters()) + added + 5000
+    run = headroom.Sequential(model, budget)
+    meter = headroom._C.Meter(torch.device("cpu"))
+    taken: list[int] = []
+    others = [torch.zeros(added // 3, dtype=torch.uint8)]
+    for number in range(12):
+        model.zero_grad()
+        if number == 2:
+            others.clear()
+        meter.reset_peak()
+        loss = run(inputs)
+        if number == 3:
+            torch.zeros(added // 2, dtype=torch.uint8)
+        loss.backward()
+        assert meter.peak_bytes() <= budget or number == 3
+        taken.append(predicted_bytes(run))
+    assert taken[0] == taken[1] < added
+    assert taken[2] == added > taken[4]
+    assert taken[11] == added
+
+
+def test_a_model_is_freed_with_what_was_planned_for_it() -> None:
+    model, inputs = images()
+    run = headroom.Sequential(model, "0.7x")
+    for _ in range(2):
+        run(inputs).backward()
+    references = [weakref.ref(model), *map(weakref.ref, run._plans.values())]
+    del run, model
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
 
 
 def test_shapes_and_modes_are_planned_on_their_own() -> None:

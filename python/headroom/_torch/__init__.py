@@ -48,6 +48,7 @@ with checked():
     min_cut_partition = partitioners.min_cut_rematerialization_partition
     must_be_in_backward = partitioners._must_be_in_backward
     must_be_in_forward = partitioners._must_be_in_forward
+    current_backward = torch._C._current_graph_task_id  # -1 outside of autograd's backward
     extract_halves = partitioners._extract_fwd_bwd_modules
     cudnn_batch_norm = torch._C._BatchNormBackend.Cudnn
     cudnn_batch_norm_reserve_size = torch._C._get_cudnn_batch_norm_reserve_space_size

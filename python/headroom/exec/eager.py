@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import operator
 import threading
@@ -14,12 +13,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from headroom import _C
 from headroom._torch import aot_module_simplified, make_boxed_func, pytree
 from headroom.budget.flight import flights_on, unwatched
-from headroom.budget.kernel_flight import compiled_node, may_have_history
 from headroom.budget.meter import meter_of
 from headroom.costs.op_costs import cost_cache
 from headroom.costs.step_costs import StepCosts
+from headroom.entrance import count_graph
+from headroom.exec.nodes import compiled_node, may_have_history
 from headroom.exec.refusals import refuse_unsupported_backwards
 from headroom.graph.capture import capture
 from headroom.graph.op_program import make_calls
@@ -112,7 +113,9 @@ def _backward_of(step: Step) -> Callable[[list[Any]], Any]:
         flight = arguments[0].headroom
         gradients = arguments[1:]
         arguments.clear()
-        return flights_on(step.captured.device).backward(flight, gradients)
+        with flights_on(step.device).backward(flight, _C.storage_bytes(gradients)):
+            results, flight.is_held = flight.chosen.op_step.backward(flight.frame, gradients)
+        return results
 
     backward._boxed_call = True
     return backward
@@ -179,14 +182,11 @@ def compile_graph(
 
     def forward_compiler(_: fx.GraphModule, __: Sequence[Any]) -> Callable[[list[Any]], Any]:
         step = steps[-1]
-        is_first = settings.budget is not None
 
         def forward(arguments: list[Any]) -> list[Any]:
-            nonlocal is_first
-            if is_first:  # Tracing leaves tensors in reference cycles, such as copies of the generator's state.
-                is_first = False
-                gc.collect()
-            outputs, flight = flights_on(step.captured.device).forward(step, arguments)
+            count_graph()
+            with flights_on(step.device).forward(step, arguments) as flight:
+                outputs, flight.frame = flight.chosen.op_step.forward(arguments)
             _entered.flight = flight
             token = torch.empty(0)
             token.headroom = flight

@@ -8,7 +8,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from headroom.budget.flight import Place, flights_on
+from headroom.budget.flight import flights_on
+from headroom.budget.place import Place
 from headroom.exec.eager import compile_graph
 from headroom.exec.inductor import kernels
 from headroom.planning import Step
@@ -25,7 +26,7 @@ def smallest_kernel_plans() -> Iterator[None]:
         mock.patch.object(kernels, "_MOST_TRIALS", 1),  # The last trial is that of the smallest plan.
         mock.patch.object(kernels, "_is_own_too_large", return_value=True),
         mock.patch.object(kernels, "_LOOSE", 0),
-        mock.patch.object(kernels.Chosen, "fits", return_value=True),
+        mock.patch.object(kernels.Candidate, "fits", return_value=True),
     ):
         yield
 

@@ -394,7 +394,8 @@ class Partitioner(CustomPartitionerFn):
     def __init__(
         self,
         settings: Settings,
-        outside_bytes: int,
+        limit_bytes: int | None,
+        before_bytes: int,
         excess_bytes: int | None,
         rest: Rest | None,
         *,
@@ -402,7 +403,8 @@ class Partitioner(CustomPartitionerFn):
         is_first: bool = False,
     ) -> None:
         self.settings = settings
-        self.outside_bytes = outside_bytes
+        self.limit_bytes = limit_bytes  # Limit of the bytes in use on the device; None: the budget is no number.
+        self.before_bytes = before_bytes  # Bytes in use on the device before the step.
         self.excess_bytes = excess_bytes  # Excess of measured over simulated peaks. None: use the smallest plan.
         self.rest = rest  # Work between forward and backward. None: not known.
         self.by_plan = by_plan
@@ -431,7 +433,9 @@ class Partitioner(CustomPartitionerFn):
         self.step = step = make_kernel_step(joint, count, self.settings, self.rest)
         self.rest = step.rest
         self.resident_bytes = step.graph.resident_bytes()
-        self.budget_bytes = self.settings.graph_budget(step.graph, step.store_all_bytes, self.outside_bytes)
+        self.budget_bytes = self.settings.graph_budget(step.graph, step.store_all_bytes, 0)
+        if self.limit_bytes is not None:
+            self.budget_bytes = self.limit_bytes - self.before_bytes + self.resident_bytes
         target = 0 if self.excess_bytes is None else self.budget_bytes - self.excess_bytes
         if self.is_first:
             target = self.resident_bytes + Excess(step.captured.device).subtract(target - self.resident_bytes)
@@ -474,8 +478,8 @@ class Partitioner(CustomPartitionerFn):
 
     def set_aside(self, left_bytes: int) -> None:
         """Counts memory that compilation and trials left allocated, such as library workspaces, as outside the step."""
-        self.outside_bytes += left_bytes
-        if self.settings.limit_bytes() is not None:
+        self.before_bytes += left_bytes
+        if self.limit_bytes is not None:
             self.budget_bytes -= left_bytes
 
     def planned_bytes(self) -> int:
