@@ -76,6 +76,9 @@ def _hint(text: object) -> str:
     return f'; {unit}B is by 1000, {unit}iB by 1024: write "{text.strip()}B" or "{text.strip()[:-1]}{unit}iB"'
 
 
+_UNIT = 1_000_000  # Bytes of which shares are compared.
+
+
 @dataclass
 class Settings:
     """The user's settings; headroom.compile() describes them."""
@@ -107,6 +110,13 @@ class Settings:
             resident = graph.resident_bytes()
             return resident + _C.parse_budget(self.budget, store_all_bytes - resident)
         return self.limit_bytes() - outside_bytes
+
+    def allows_store_all(self) -> bool:
+        """Returns whether the budget is a share of 1 or more, which a step that stores everything keeps by definition.
+
+        Compiled kernels may take more for that than the simulation, where no plan takes less.
+        """
+        return isinstance(self.budget, str) and _C.parse_budget(self.budget, _UNIT) >= _UNIT
 
     def limit_bytes(self) -> int | None:
         """Returns the limit of the bytes in use on the device now; None: the budget is no number of bytes."""

@@ -140,12 +140,17 @@ def halves(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.cat([x, y])
 
 
-@pytest.mark.parametrize("kernels", ["eager", "inductor"])
+@pytest.mark.parametrize(("kernels", "budget"), [("eager", "1x"), ("inductor", "1x"), ("inductor", "1GB")])
 @pytest.mark.parametrize("function", [views, permuted, one_tensor, halves])
-def test_clipping_a_gradient_does_not_change_another(function: Callable[..., torch.Tensor], kernels: str) -> None:
-    """Autograd keeps as .grad what it is given, also where that is a view of the incoming gradient."""
+def test_clipping_a_gradient_does_not_change_another(
+    function: Callable[..., torch.Tensor], kernels: str, budget: str
+) -> None:
+    """Autograd keeps as .grad what it is given, also where that is a view of the incoming gradient.
+
+    The budget 1x is never refused, though Inductor's kernels take more here than storing everything should.
+    """
     x, y = (torch.ones(16, 16).requires_grad_() for _ in range(2))
-    headroom.compile(function, "1GB", kernels=kernels)(x, y).sum().backward()
+    headroom.compile(function, budget, kernels=kernels)(x, y).sum().backward()
     x.grad.mul_(0.5)
     assert y.grad.eq(1).all()
     assert x.grad.eq(0.5).all()

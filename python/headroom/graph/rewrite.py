@@ -214,8 +214,8 @@ def protect_changed_inputs(joint: fx.GraphModule, forward_output_count: int) -> 
     joint.recompile()
 
 
-def separate_gradients(joint: fx.GraphModule, forward_output_count: int) -> None:
-    """Copies gradients that share memory with another gradient, such as two views of an incoming one.
+def separate_gradients(joint: fx.GraphModule, forward_output_count: int, copy: OpOverload = aten.clone.default) -> None:
+    """Copies gradients that share memory with another gradient, such as two views of an incoming one, by `copy`.
 
     Autograd keeps a dense gradient of a parameter as its `.grad` without a copy. Clipping one in place would change the
     other.
@@ -230,7 +230,7 @@ def separate_gradients(joint: fx.GraphModule, forward_output_count: int) -> None
         others = separate.setdefault(value.untyped_storage()._cdata, [])
         if any(other is not gradient and _overlaps(other.meta["val"], value) for other in others):
             with joint.graph.inserting_before(output), torch.no_grad():
-                results[i] = joint.graph.call_function(aten.clone.default, (gradient,))
+                results[i] = joint.graph.call_function(copy, (gradient,))
                 results[i].meta = {**gradient.meta, "val": aten.clone.default(value)}
         else:
             others.append(gradient)

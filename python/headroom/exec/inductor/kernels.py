@@ -364,7 +364,10 @@ class Kernels:
             elif is_first:
                 self.assumed_rest = candidate.partitioner.rest
         if not candidate.fits():
-            raise self._error(candidate, room)
+            if not self.settings.allows_store_all():
+                raise self._error(candidate, room)
+            candidate = min(self._complete(), key=lambda tried: tried.peak_bytes(tried.partitioner.rest))
+            candidate.partitioner.allow(candidate.peak_bytes(candidate.partitioner.rest))
         return self._chosen(candidate, room)
 
     def choose_smallest(self, room: Room, _: Sequence[Any]) -> Chosen:

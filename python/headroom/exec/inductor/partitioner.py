@@ -427,7 +427,7 @@ class Partitioner(CustomPartitionerFn):
         save_opaque(gm)
         count = kwargs["num_fwd_outputs"]
         keep_what_forward_overwrites(gm, count)
-        separate_gradients(gm, count)
+        separate_gradients(gm, count, torch.ops.headroom.copy.default)  # Inductor may drop a clone.
         gm.recompile()
         joint = copy_of(gm)
         self.step = step = make_kernel_step(joint, count, self.settings, self.rest)
@@ -494,6 +494,10 @@ class Partitioner(CustomPartitionerFn):
     def allowed_bytes(self) -> int:
         """Returns the bytes that the step may add to the memory in use before it."""
         return self.budget_bytes - self.resident_bytes
+
+    def allow(self, added_bytes: int) -> None:
+        """Lets the step add this many bytes to the memory in use before it."""
+        self.budget_bytes = self.resident_bytes + added_bytes
 
     def uuid(self) -> str:
         """Returns one key for all plans, because the key of Inductor's cache includes the partitioned graphs."""
