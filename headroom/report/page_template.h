@@ -4,7 +4,8 @@
 
 namespace headroom {
 
-/// What `make report` leaves in build/report/template.html, or nothing where it was not there when headroom was built.
+/// Returns the page that `make report` writes to build/report/template.html, or an empty text if that file did not exist
+/// when headroom was configured.
 std::string_view page_template();
 
 }  // namespace headroom

@@ -185,7 +185,7 @@ def test_hover(unet_report: Path, read: Callable[..., Reader]) -> None:
         assert formatted(data["runs"]["store_all_bytes"][run]) in reader.text(".fact-store-all")
         assert formatted(data["runs"]["after_bytes"][run]) in reader.text(".fact-after")
         alive = [value for value, first, last in copies_of(data) if first <= run <= last]
-        assert f"{len(alive)} values in memory" in shown
+        assert f"{len(alive)} live values" in shown
         largest = max(alive, key=lambda value: data["values"]["bytes"][value])
         assert data["values"]["name"][largest] in shown
 
