@@ -13,7 +13,7 @@ from reports import REQUIRED, Report
 
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread, nothing compiled yet and nothing left of other tests, and no costs but what the test measures.
+    """Gives each test one thread, no compiled code or memory of other tests, and only the costs that it measures.
 
     Inductor writes scalar kernels, which compile in half the time of vectorized ones.
     """
@@ -23,7 +23,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(1)
     torch._dynamo.reset()
     gc.collect()
-    gc.freeze()  # Collections in the test need not look at what is there already.
+    gc.freeze()  # Collections in the test skip existing objects.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with config.patch({"cpp.simdlen": 1}):
         yield
@@ -31,7 +31,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def report(tmp_path: Path) -> Report:
-    """Makes the page of a graph and a schedule."""
+    """Writes the report page of a graph and a schedule."""
 
     def make(graph: Path, steps: Path, *options: str | Path) -> Path:
         page = tmp_path / f"{graph.stem}.html"
@@ -47,7 +47,7 @@ def report(tmp_path: Path) -> Report:
 
 @pytest.fixture
 def fixed_costs() -> Iterator[None]:
-    """Costs by sizes instead of measured ones, kept for this test alone: plans are the same in every run."""
+    """Replaces measured costs by costs from sizes in this test, so that plans are the same in every run."""
     from fixed_costs import fixed_costs
 
     with fixed_costs():

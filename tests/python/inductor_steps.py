@@ -1,4 +1,4 @@
-"""Small steps with kernels="inductor", and what tests compare of them."""
+"""Small steps with kernels="inductor", and comparisons of their results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def same_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 def compiled(
     function: Callable[..., Any], budget: int | str, dynamic: bool | None = False
 ) -> tuple[Callable[..., Any], list[headroom.planning.Planned]]:
-    """The function within a budget, and the plans that it comes to run by."""
+    """Compiles a function within a budget. Returns it with the list of plans that it runs."""
     torch._dynamo.reset()
     plans: list[headroom.planning.Planned] = []
     options = {"budget": budget, "kernels": "inductor", "on_plan": plans.append}
@@ -34,7 +34,7 @@ def compiled(
 
 
 class Net(torch.nn.Module):
-    """Stores twice what it needs to."""
+    """Stores twice the memory that it needs."""
 
     def __init__(self, layers: int = 4) -> None:
         super().__init__()
@@ -68,5 +68,5 @@ def assert_close(found: list[Any], expected: list[Any]) -> None:
 
 
 def assert_recomputes(plans: list[headroom.planning.Planned], budget: str) -> None:
-    """So that what a test says of a plan is not said of PyTorch's own partition."""
+    """Checks that a step runs by a plan, not by PyTorch's own partition."""
     assert (plans[-1].time_ns > plans[-1].plain_time_ns) == (budget != BUDGETS[0]), plans[-1]

@@ -42,7 +42,7 @@ def test_dropout_of_a_transposed_tensor() -> None:
 
 @pytest.mark.parametrize("budget", ["1x", "0.95x"])
 def test_views_of_results_that_kernels_lay_out_otherwise(budget: str) -> None:
-    """On the CPU, a batch norm of a transposed bf16 tensor is contiguous; tracing says that it is transposed."""
+    """On the CPU, the result of a batch norm of a transposed bf16 tensor is contiguous, but transposed when traced."""
     weight, bias = (torch.rand(16, requires_grad=True) for _ in range(2))
     x = torch.randn(32, 16, dtype=torch.bfloat16, requires_grad=True)
 
@@ -83,7 +83,7 @@ def test_interpolations(mode: str, shape: tuple[int, ...]) -> None:
 
 
 def attend(x: torch.Tensor, seen: int) -> torch.Tensor:
-    """Attention that writes out a mask only while it is compiled, as some models do."""
+    """Attention that writes out a mask only while compiled, as some models do."""
     mask = None
     if torch.compiler.is_compiling() or seen < 16:
         mask = (torch.arange(16) < seen)[None, None, :, None].expand(2, 1, 16, 16)
@@ -107,7 +107,7 @@ def test_only_a_mask_that_masks_nothing_is_dropped(seen: int, *, is_kept: bool) 
     torch.testing.assert_close(found, attend(x, seen), equal_nan=True)
 
 
-# What transformers does while it is traced, in files of the same names.
+# The behaviour of transformers while traced, in files of the same names.
 MASKS = """
 def causal_mask(batch, length, torch):
     places = torch.arange(length)
@@ -133,7 +133,7 @@ def functions_of(source: str, path: str) -> Any:
 
 
 def attention(queries: torch.Tensor, keys: torch.Tensor, *, kind: str, folder: str) -> Callable[..., torch.Tensor]:
-    """Attention that says `is_causal` in eager, and writes the mask out and repeats heads while it is compiled."""
+    """Attention that passes `is_causal` in eager, and writes out the mask and repeats heads while compiled."""
     masks = functions_of(MASKS, f"/packages/{folder}/masking_utils.py")
     heads = functions_of(HEADS, f"/packages/{folder}/integrations/sdpa_attention.py")
     make = getattr(masks, f"{kind}_mask")

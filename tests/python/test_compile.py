@@ -1,4 +1,4 @@
-"""torch.compile's backend: budgets kept, gradients those of plain training."""
+"""The backend of torch.compile keeps budgets, and its gradients are those of plain training."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_bf16_autocast(name: str) -> None:
 
 
 def gradients_of(model: torch.nn.Module, function: Callable[..., torch.Tensor], *args: object) -> dict:
-    """Of three steps, added up, and what batch norm and the like have become."""
+    """Returns the summed gradients of three steps, and the buffers of batch norm and other layers after them."""
     model.zero_grad()
     torch.manual_seed(4)
     for _ in range(3):
@@ -245,7 +245,7 @@ def test_in_place_operations_of_the_users() -> None:
 
 
 class Normalized(torch.nn.Module):
-    """Batch norms in a row, one that is used twice, and one that nothing comes of but its statistics."""
+    """Several batch norms, one of them used twice, and one whose only effect is its statistics."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What cannot be done is said, with what to do instead; what has been done is not done again."""
+"""Errors say what is impossible and what to do instead, and no effect happens twice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> l
 def test_the_smallest_budget_named_works() -> None:
     model, inputs = small_model(), torch.randn(256, 16)
     for _ in range(2):
-        model(inputs).sum().backward()  # gradients are there before
+        model(inputs).sum().backward()  # Gradients exist before the step.
     with pytest.raises(headroom.BudgetError, match=r"what holds the memory there: .*KiB") as error:
         headroom.compile(lambda x: model(x).sum(), 1000)(inputs)
     smallest = error.value.smallest_budget_bytes
@@ -123,7 +123,7 @@ def test_a_second_backward_and_a_second_derivative_are_refused() -> None:
 
 @pytest.mark.parametrize("kernels", ["eager", "inductor"])
 def test_second_derivatives_are_not_silently_left_out(kernels: str) -> None:
-    """There is a way from the gradient to the inputs besides the step's own, or the input is a view."""
+    """The gradient depends on the inputs by another path than the step's, or the input is a view."""
     model, inputs = small_model(), torch.randn(8, 16, requires_grad=True)
     run = headroom.compile(lambda x: model(x).sum(), "1x", kernels=kernels)
 
@@ -149,7 +149,7 @@ def test_errors_are_not_suppressed() -> None:
 
 @pytest.mark.parametrize("kernels", ["eager", "inductor"])
 def test_gradients_in_batches_are_refused(kernels: str) -> None:
-    """No plan counts their memory, and AOTAutograd cannot copy expanded ones."""
+    """No plan counts the memory of such inputs, and AOTAutograd cannot copy expanded ones."""
     run = headroom.compile(small_model(), kernels=kernels)
     x = torch.randn(4, 16, requires_grad=True)
     for gradients in (torch.randn(5, 4, 4), torch.eye(4).unsqueeze(-1).expand(4, 4, 4)):

@@ -39,7 +39,7 @@ class Broken(torch.nn.Module):
 
 
 def peaks_of(step: Callable[[], None], model: torch.nn.Module, steps: int = 4) -> list[tuple[int, int]]:
-    """By step: bytes before it, and its peak."""
+    """Returns the bytes before each step, and its peak."""
     meter = headroom._C.Meter(torch.device("cpu"))
     result = []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -74,7 +74,7 @@ def with_eager_loss(run: Callable[..., torch.Tensor], inputs: torch.Tensor) -> C
 
 
 def crossed(run: Callable[..., torch.Tensor], inputs: torch.Tensor) -> Callable[[], None]:
-    """The backward of the first forward comes first."""
+    """Runs the backward of the first forward first."""
 
     def step() -> None:
         first, second = run(inputs).sum(), run(2 * inputs).sum()
@@ -167,7 +167,7 @@ def test_a_forward_without_backward_leaves_nothing() -> None:
 
 
 def peaks_with_wide_output(*, holds: bool) -> tuple[int, int]:
-    """The most that backward adds where the output's gradient is large, held by the user or not; and that."""
+    """Returns the maximum that backward adds if the output has a large gradient, and the bytes of that gradient."""
 
     class Wide(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

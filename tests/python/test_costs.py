@@ -56,7 +56,8 @@ def test_what_moving_memory_and_drawing_take_is_measured_once(
 
 
 def test_what_a_library_takes_to_set_up_is_no_cost_of_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_PURE_NAMESPACES", {"aten", "headroom_tests"})  # Others are not measured.
+    # Operators of other namespaces are not measured.
+    monkeypatch.setattr(operators, "_PURE_NAMESPACES", {"aten", "headroom_tests"})
     calls: list[int] = []
 
     @torch.library.custom_op("headroom_tests::sets_up", mutates_args=())
@@ -159,12 +160,12 @@ def test_indices_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     table, indices = torch.nn.Embedding(50, 4), torch.randint(0, 50, (200,))
     headroom.plan(lambda: table(indices).square().sum(), cache=False)
     found = [one for one in made if one.dtype == torch.int64 and one.numel() == 200]
-    assert len(found) == 4  # of the embedding and of its backward, for their memory and for their time
+    assert len(found) == 4  # Two each of the embedding and of its backward, for their memory and for their time.
     assert all(one.unique().numel() > 40 and one.max() < 50 for one in found)
 
 
 def test_real_layouts_of_gradients_are_counted() -> None:
-    """Tracing takes gradients of weights for contiguous; beside images that are channels last they are not."""
+    """Tracing assumes that gradients of weights are contiguous. With channels-last images they are not."""
     layer = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False)
     images = torch.randn(1, 64, 4, 4).to(memory_format=torch.channels_last)
     plan = headroom.plan(lambda: layer(images).square().sum(), cache=False)
@@ -182,7 +183,7 @@ def deep_model() -> torch.nn.Sequential:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
-    """An entry for each call of a function of op_costs.py. What is measured with is not kept."""
+    """Counts an entry for each call of a function of op_costs.py. Tensors of measurements are not kept."""
     calls: list[str] = []
     function = getattr(op_costs, name)
 
@@ -230,7 +231,7 @@ def test_times_are_measured_when_memory_gets_scarce(monkeypatch: pytest.MonkeyPa
     op_costs.cache_of.cache_clear()
     run = headroom.compile(lambda: model(batch).square().mean(), budget, cache=False)
     for step in range(4):
-        if step == 2:  # From here on a third of what storing all adds to the smallest plan is left.
+        if step == 2:  # From here on, a third of the memory that storing everything adds to the smallest plan is left.
             others.append(torch.empty(budget - plan.plain_peak + spare_bytes * 2 // 3, dtype=torch.uint8))
         model.zero_grad(set_to_none=True)
         meter.reset_peak()
@@ -253,7 +254,7 @@ def test_timing_takes_no_more_memory_than_there_is(monkeypatch: pytest.MonkeyPat
 
 
 def call_of(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Call:
-    """The last operator that a function calls."""
+    """Returns the last operator that a function calls."""
     graph = make_fx(function, tracing_mode="fake")(*inputs).graph
     return Call([node for node in graph.nodes if node.op == "call_function"][-1], [], [])
 
@@ -296,11 +297,11 @@ def test_memory_of_elementwise_calls_is_known(function: Callable[..., torch.Tens
     ("function", "inputs"),
     [
         (torch.sum, [ROWS]),
-        (torch.tanh, [ROWS.t()[:, ::2]]),  # makes a result with other strides
+        (torch.tanh, [ROWS.t()[:, ::2]]),  # The result has other strides.
         (torch.add, [IMAGES, IMAGES.contiguous()]),
-        (torch.mul, [ROWS, ROWS > 0]),  # converts the second
-        (lambda x: x * 0.3, [ROWS]),  # makes a tensor of the number
-        (lambda x: 2**x, [ROWS]),  # so does this
+        (torch.mul, [ROWS, ROWS > 0]),  # Converts the second input.
+        (lambda x: x * 0.3, [ROWS]),  # Makes the number a tensor.
+        (lambda x: 2**x, [ROWS]),  # Makes the number a tensor, too.
         (torch.bernoulli, [ROWS.abs()]),
         (lambda x: x.t().clone(memory_format=torch.contiguous_format), [ROWS]),
     ],
@@ -310,7 +311,7 @@ def test_memory_of_other_calls_is_measured(function: Callable[..., torch.Tensor]
 
 
 def test_times_of_elementwise_calls_are_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 300 x 200 numbers 8^5 = 32768 are timed: 2000 ns to start and 98304 for the numbers, 3 ns for each."""
+    """Times 8^5 = 32768 of 300 x 200 numbers: 2000 ns to start and 98304 for the numbers, 3 ns for each."""
     monkeypatch.setattr(op_costs, "_time_ns", lambda *_: 2000 + 98304)
     cache = op_costs.CostCache(CPU, persistent=False)
     for shape in [(300, 200), (250, 240)]:
@@ -350,7 +351,7 @@ def assert_peak_is_predicted(
 
 
 def test_results_of_another_type_than_tracing_knows_are_counted_as_they_are() -> None:
-    """On the CPU, statistics of a layer norm with bf16 inputs and fp32 weights are fp32; tracing says bf16."""
+    """On the CPU, statistics of a layer norm with bf16 inputs and fp32 weights are fp32, but bf16 when traced."""
     norm = torch.nn.LayerNorm(8)
     x = torch.randn(512, 8, dtype=torch.bfloat16, requires_grad=True)
 
@@ -361,7 +362,7 @@ def test_results_of_another_type_than_tracing_knows_are_counted_as_they_are() ->
 
 
 def test_types_are_known_through_views_and_elementwise_calls() -> None:
-    """As above for a group norm of rows, whose statistics backward reads detached, and for a sum of statistics."""
+    """The same for a group norm of rows, whose statistics backward reads detached, and for a sum of statistics."""
     norm = torch.nn.GroupNorm(4, 32)
     x = torch.randn(64, 32, dtype=torch.bfloat16, requires_grad=True)
 
@@ -374,7 +375,7 @@ def test_types_are_known_through_views_and_elementwise_calls() -> None:
 
 
 def test_results_that_nobody_asked_for_are_counted_while_the_kernel_runs() -> None:
-    """On the CPU, backward of a convolution whose weight is frozen computes the gradient of the weight all the same."""
+    """On the CPU, backward of a convolution with a frozen weight computes the gradient of the weight anyway."""
     layer = torch.nn.Conv2d(4, 4, 3, padding=1)
     layer.weight.requires_grad_(False)
     x = torch.randn(2, 4, 8, 8, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Random numbers and hidden state: each draw and each call of an operator happens when it does in plain PyTorch.
+"""Random numbers and hidden state: draws and calls of operators happen in the order of plain PyTorch.
 
 Operators of other libraries, and draws that forward's results do not need, are not known to AOTAutograd as such.
 """
@@ -53,7 +53,7 @@ draw_by_operator, count_calls = register("draw", draw), register("count", count)
 
 
 class SavedDraw(torch.autograd.Function):
-    """Draws in forward what only backward needs."""
+    """Draws numbers in forward that only backward needs."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,7 @@ class SavedDraw(torch.autograd.Function):
 
 
 class BackwardDraws(torch.autograd.Function):
-    """Draws in backward, first what is used last."""
+    """Draws numbers in backward, in the reverse order of their use."""
 
     @staticmethod
     def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
@@ -96,7 +96,7 @@ each_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=O
 
 
 class Net(torch.nn.Module):
-    """Stores more before and after an operation than it must."""
+    """Stores more before and after an operation than necessary."""
 
     def __init__(self, operation: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Net(torch.nn.Module):
 
 
 def steps(net: Net, run: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
-    """Returns results and gradients of three steps from the same start."""
+    """Returns results and gradients of three steps from the same initial state."""
     global calls
     calls = 0
     torch.manual_seed(1)

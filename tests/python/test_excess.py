@@ -1,4 +1,4 @@
-"""Peaks that are above what plans predict: measured, and left free in later steps."""
+"""Peaks above the prediction of a plan are measured, and the excess is reserved in later steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_blocks_have_slack_until_they_are_measured_and_some_afterwards() -> None
     assert slack.add(1_000_000) == 1_025_000
     slack.measure(2_000)
     assert slack.add(1_000_000) == 1_005_000
-    for planned in (0, 1, 12_345, 10**10 + 7):  # a plan for what it was said to take is the same plan
+    for planned in (0, 1, 12_345, 10**10 + 7):  # Planning for the predicted peak gives the same plan.
         assert slack.subtract(slack.add(planned)) == planned
 
 

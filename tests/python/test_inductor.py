@@ -1,4 +1,4 @@
-"""kernels="inductor": budgets kept, gradients those of torch.compile."""
+"""kernels="inductor" keeps budgets, and its gradients are those of torch.compile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from training_models import CASES, Gpt, loss_of  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone")
 
-SHARES = {"gpt": 0.6, "resnet": 0.7}  # dropout and tied weights; statistics that the step writes
+SHARES = {"gpt": 0.6, "resnet": 0.7}  # With dropout and tied weights, and with statistics that the step writes.
 
 
 def make(name: str) -> tuple[torch.nn.Module, list[torch.Tensor]]:
@@ -30,7 +30,7 @@ def make(name: str) -> tuple[torch.nn.Module, list[torch.Tensor]]:
 
 
 def train(model: torch.nn.Module, run: Callable[..., torch.Tensor], batch: list[torch.Tensor]) -> int:
-    """Two steps, of which the second's gradients stay; what it has at most beyond what is there before."""
+    """Runs two steps and keeps the gradients of the second. Returns its peak less the memory in use before it."""
     meter = headroom.budget.meter.meter_of(torch.device("cpu"))
     peak = 0
     for _ in range(2):
@@ -67,7 +67,7 @@ def test_budget_is_kept_and_gradients_are_those_of_torch_compile(name: str) -> N
 @pytest.mark.parametrize("fallback_random", [False, True], ids=["by Inductor", "by the operators"])
 def test_what_is_drawn_again_is_the_same(fallback_random: bool) -> None:
     class Noisy(torch.nn.Module):
-        """Draws by a library as much as it computes: to draw that again would save memory."""
+        """Draws as many numbers by a library as it computes, so that drawing them again would save memory."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -129,7 +129,7 @@ def test_of_a_language_model_s_loss_only_logits_and_their_gradient_are_stored() 
     run = headroom.compile(loss, "0.96x", kernels="inductor", on_plan=told.append)
     assert train(model, run, []) <= told[-1].budget_bytes
     assert told[-1].measured_bytes == pytest.approx(told[-1].predicted_bytes, rel=0.01)
-    assert told[-1].compilations <= 2  # PyTorch's own partition, which might have fitted, and the plan
+    assert told[-1].compilations <= 2  # PyTorch's own partition, which could have fitted, and the plan.
     logits_bytes = tokens.numel() * words * 4
     activation_bytes = tokens.numel() * width * 4
     assert told[-1].measured_bytes <= 2 * logits_bytes + 8 * activation_bytes
@@ -204,7 +204,7 @@ def test_what_was_compiled_before_is_in_inductor_s_cache(budget: str) -> None:
             found = torch._dynamo.utils.counters["inductor"]
             caches = {one: count for one, count in found.items() if one.startswith("fxgraph_cache")}
             assert list(caches) == [expected]
-            counts.append(caches[expected])  # of halves, of one trial or of several
+            counts.append(caches[expected])  # Of forward and backward, of one trial or of several.
             gradients.append([one.grad for one in model.parameters()])
     assert counts[0] == counts[1] >= 2
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
@@ -281,7 +281,7 @@ def test_convolutions_run_again_are_laid_out_as_in_forward(monkeypatch: pytest.M
 
 @pytest.fixture(name="steps")
 def recorded_steps(monkeypatch: pytest.MonkeyPatch) -> list[partitioner.KernelStep]:
-    """All that are planned."""
+    """Returns all graphs that are planned."""
     made: list[partitioner.KernelStep] = []
     make_kernel_step = partitioner.make_kernel_step
 
@@ -377,7 +377,7 @@ def test_the_smallest_budget_counts_what_a_first_call_leaves_on_the_device() -> 
             fresh(budget)()
         assert train(model, fresh(error.value.smallest_budget_bytes), []) > 0
         model.zero_grad()
-    left.clear()  # the operator outlives the test
+    left.clear()  # The operator outlives the test.
 
 
 def test_a_budget_that_is_too_small_names_the_smallest() -> None:
@@ -439,7 +439,7 @@ def test_two_graphs_of_a_model_share_a_budget(monkeypatch: pytest.MonkeyPatch) -
     meter = headroom.budget.meter.meter_of(torch.device("cpu"))
     told: list[headroom.planning.Planned] = []
     run = headroom.compile(model, budget, kernels="inductor", on_plan=told.append)
-    for _ in range(3):  # each fits alone
+    for _ in range(3):  # Each fits alone.
         model.zero_grad()
         run(batch).backward()
     model.zero_grad()

@@ -1,4 +1,4 @@
-"""kernels="inductor": memory that is changed in place: by backward, by the user, by a kernel."""
+"""kernels="inductor": memory that backward, the user or a kernel changes in place."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_result_that_shares_memory_with_a_saved_tensor_must_not_change(plan: s
 
 
 class Remembering(torch.nn.Module):
-    """Reads a buffer and writes its input there: backward then reads a view of the input."""
+    """Reads a buffer and writes its input to it. Backward then reads a view of the input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""kernels="inductor" keeps autograd's promises: each test compares a step with the same step in plain PyTorch."""
+"""kernels="inductor" keeps autograd's guarantees. Each test compares a step with the same step in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ def test_models_and_threads_do_not_share_a_budget() -> None:
 
 
 class Drawing(torch.nn.Module):
-    """Draws in many ways, and changes a buffer by what it draws."""
+    """Draws numbers in many ways, and changes a buffer by them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -386,7 +386,7 @@ class _Fails(torch.autograd.Function):
 
 
 class Tied(torch.nn.Module):
-    """Two results, of which one may get no gradient; a weight that is used twice and one that is frozen."""
+    """Has two results, of which one may get no gradient, a weight that is used twice and one that is frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -402,9 +402,9 @@ class Tied(torch.nn.Module):
 
 
 def use_in_many_ways(model: torch.nn.Module, run: Callable[..., Any]) -> list[Any]:
-    """Gradients of steps that do not go forward and backward in turn."""
+    """Returns gradients of steps in which forwards and backwards do not alternate."""
     made: list[Any] = []
-    for position in range(2):  # the other result gets no gradient
+    for position in range(2):  # The other result gets no gradient.
         run(batch())[position].square().sum().backward()
         made += gradients(model)
     first, second = run(batch(2)), run(batch(3))  # two in flight, backwards in the same order, then crossed

@@ -1,4 +1,4 @@
-"""What autograd promises holds for a compiled step: whose memory may be written, what backward reads, what is freed."""
+"""A compiled step keeps autograd's guarantees: whose memory may be written, what backward reads, what is freed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def kept_by_hook(x: torch.Tensor, f: Function) -> list[torch.Tensor]:
 
 
 def storage_kept_by_hook(x: torch.Tensor, f: Function) -> list[torch.Tensor]:
-    """The tensor is gone when backward runs, its storage is not."""
+    """The tensor is freed when backward runs, its storage is not."""
     kept: list[torch.Tensor] = []
     y = f(x)
     y.register_hook(lambda gradient: kept.append(gradient[0].detach()))
@@ -108,13 +108,13 @@ def test_gradients_that_others_hold_are_not_written_over(use: Callable[..., list
     f = compiled_relu()
     start = torch.tensor([[-1.0, 2.0], [3.0, -4.0]])
     expected = use(start.clone().requires_grad_(), torch.relu)
-    for step in range(5):  # What is learned in one step is used in the next.
+    for step in range(5):  # The next step uses the measurements of a step.
         found = use(start.clone().requires_grad_(), f)
         assert [one.tolist() for one in found] == [one.tolist() for one in expected], step
 
 
 def test_a_gradient_that_nobody_holds_is_written_over() -> None:
-    """Otherwise the tests above would pass for want of anything in place."""
+    """Shows that the tests above do run operators in place."""
     run = Budgeted(lambda x: torch.relu(x).view(-1))
     x = torch.randn(64, 64, requires_grad=True)
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_a_gradient_that_nobody_holds_is_written_over() -> None:
 
 
 def test_a_plan_is_made_anew_once_somebody_holds_the_gradient() -> None:
-    """In the first step nothing is known of it: the operator runs out of place."""
+    """The first step has no measurement of it, so that the operator runs out of place."""
     f = compiled_relu()
     x = torch.randn(64, 64, requires_grad=True)
     for _ in range(5):
@@ -181,7 +181,7 @@ def expect_plain(model: nn.Module, loss_of: Callable[..., torch.Tensor], *budget
 
 
 class Stateful(nn.Module):
-    """Reads buffers and then changes them; `kind` says how. Everything can be recomputed."""
+    """Reads buffers and then changes them in the way of `kind`. Everything can be recomputed."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -340,7 +340,7 @@ def test_a_step_of_the_optimizer_is_no_change() -> None:
         optimizer.step()
 
 
-# ---- Nothing is left behind.
+# ---- Nothing is leaked.
 
 LAST = {
     "relu": torch.relu,
@@ -364,7 +364,7 @@ def test_a_forward_without_backward_leaves_nothing(name: str) -> None:
 
     first(run(x)).sum().backward()
     x.grad = None
-    gc.disable()  # A cycle through C++ is not seen by it anyway.
+    gc.disable()  # The collector does not see cycles through C++ anyway.
     try:
         before = headroom.current_bytes()
         for _ in range(3):

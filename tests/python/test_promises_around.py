@@ -1,4 +1,4 @@
-"""What is around a compiled step: hooks for saved tensors, threads, copies and files, errors."""
+"""The surroundings of a compiled step: hooks for saved tensors, threads, copies and files, errors."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_compiled_model_is_saved_and_copied() -> None:
         assert type(other) is type(model)
 
 
-failure: dict[str, BaseException] = {}  # By where it is to be raised: forward, backward.
+failure: dict[str, BaseException] = {}  # The error to raise in forward or backward.
 
 
 @torch.library.custom_op("headroom_promises::fails", mutates_args=())
@@ -147,7 +147,7 @@ def test_errors_of_operators_keep_their_types(error: BaseException, where: str) 
     ids=["transposed", "flat", "sliced", "beside another"],
 )
 def test_a_result_that_is_a_view_of_what_backward_reads_must_not_change(function: Function) -> None:
-    """AOTAutograd hands out such a view with a version counter of its own."""
+    """AOTAutograd returns such a view with a separate version counter."""
 
     def change_and_differentiate(run: Function) -> None:
         results = run(torch.ones(8, 16, requires_grad=True))

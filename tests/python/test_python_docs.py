@@ -1,4 +1,4 @@
-"""The examples of docs/python.md and of the tutorial run, one after the other, as they are shown."""
+"""The examples of docs/python.md and of the tutorial run in sequence, as they are shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
-# An example, and what it prints where that is shown right below.
+# An example, and its output if that is shown below it.
 EXAMPLE = re.compile(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?( ?%)?")
 
@@ -43,7 +43,7 @@ def test_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_tutorial(tmp_path: Path) -> None:
-    """In a process of its own, as a reader runs it: what is printed depends on what else is in memory."""
+    """Runs the examples in a separate process, because the output depends on the memory in use."""
     found = examples("tutorial-python.md")
     assert len(found) == 10
     separator = "-- next example --\n"

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 
 class OutputOf(nn.Module):
-    """Of what an LSTM returns, the output."""
+    """Returns only the output of an LSTM."""
 
     def forward(self, results: tuple) -> torch.Tensor:
         return results[0]
@@ -59,7 +59,7 @@ def expect_same(found: Trained, expected: Trained) -> None:
 
 
 def predicted_bytes(run: headroom.Sequential) -> int:
-    """What the one plan says a step adds."""
+    """Returns the memory that a step adds by its only plan."""
     (planned,) = run._plans.values()
     return planned.plan.predicted_peak_bytes - planned.stages.before_bytes - planned.later_bytes
 

@@ -1,4 +1,4 @@
-"""headroom.Sequential keeps autograd's promises: each test compares with plain PyTorch."""
+"""headroom.Sequential keeps autograd's guarantees. Each test compares with plain PyTorch."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_what_cannot_run_again_is_refused_by_name() -> None:
 
 
 class SometimesUpdates(stages.Ema):
-    """Changes its buffer only when it is told to."""
+    """Changes its buffer only on request."""
 
     updates = False
 
@@ -225,7 +225,7 @@ def test_a_change_between_forward_and_backward_is_pytorchs_error_or_harmless(nam
     trained = [parameter for parameter in run.model.parameters() if parameter.requires_grad]
     expect_equal([p.grad for p in trained], [p.grad for p in plain.parameters() if p.requires_grad])
 
-    # Without a rerun nothing but the tapes' own checks applies: as plainly.
+    # Without a rerun only the checks of the tapes apply, as in plain PyTorch.
     model, x = make(), batch().requires_grad_()
     outcomes = []
     for one, forward in ((model, model), (copy.deepcopy(model), None)):
@@ -261,7 +261,7 @@ def test_steps_leave_no_bytes() -> None:
 
 
 class Raises(nn.Module):
-    """Raises at the call, or in the backward, that it is told to."""
+    """Raises at a chosen call, or in a chosen backward."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""headroom.Sequential as an object: copies, files, replaced tensors, and what its output shares memory with."""
+"""headroom.Sequential as an object: copies, files, replaced tensors, and the memory that its output shares."""
 
 from __future__ import annotations
 

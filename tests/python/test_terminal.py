@@ -1,4 +1,4 @@
-"""What `headroom` shows people: the chart of memory, explanations, and progress on a terminal."""
+"""Output of `headroom` for people: the chart of memory, explanations, and progress on a terminal."""
 
 import contextlib
 import fcntl
@@ -61,7 +61,7 @@ def test_chart_has_the_budget(tmp_path: Path) -> None:
     assert "budget" in lines[-1]
     assert all(len(line) <= 80 for line in lines)
     assert "█" not in "".join(lines[:3])
-    # Many runs share a column.
+    # Several runs share a column.
     done = headroom("plan", GPT, "--planner", "binomial", "--budget", "8GiB")
     assert all(len(line) <= 80 for line in chart_of(done.stdout))
 
@@ -87,7 +87,7 @@ def test_explain_by_hand(tiny: Path, tmp_path: Path) -> None:
         "Backward begins with 2 values saved from forward, 8 B in all: 'a' (4 B), 'loss' (4 B).",
         "1 run recomputes a value that was computed before, in 5 ns, 20 % of the time: 'f1' (5 ns).",
         "The peak is at step 4, run 'b2', with 4 live values: 'x' (8 B), 'a' (4 B), 'loss' (4 B), 'ga' (4 B).",
-        # What every schedule of this graph takes.
+        # No schedule of this graph has a smaller peak.
         "With the same peak, `auto` finds a plan of 20 ns (+0.0 %).",
         "With 2 B less, 18 B, there is no plan in base order; the smallest budget that it can meet is 20 B.",
     ]
@@ -119,7 +119,7 @@ def test_explain_says_what_recomputation_saves_and_what_memory_buys(tmp_path: Pa
 
 
 def on_terminal(columns: int, *arguments: Arguments) -> tuple[str, str]:
-    """What it writes to standard output and to standard error, each a terminal."""
+    """Returns the output to standard output and standard error, each of which is a terminal."""
     command = [os.environ.get("HEADROOM_BIN", str(ROOT / "build" / "headroom")), *map(str, arguments)]
     ends = [pty.openpty() for _ in range(2)]
     for _, inner in ends:
@@ -128,7 +128,7 @@ def on_terminal(columns: int, *arguments: Arguments) -> tuple[str, str]:
 
     def read_to_end(outer: int) -> str:
         parts = []
-        # The end of a terminal that no process has open any more is an error.
+        # Reading a terminal that no process has open any more is an error.
         with open(outer, "rb", buffering=0) as file, contextlib.suppress(OSError):
             while part := file.read(1 << 16):
                 parts.append(part)

@@ -15,7 +15,7 @@ TRAIN = os.environ.get("HEADROOM_TRAIN_BIN", "")
 pytestmark = pytest.mark.skipif(TRAIN == "", reason="headroom-train was not built")
 
 GPT = ["gpt-tiny", "--batch", "4"]
-# Of these two steps on small images most are gradients of parameters, which no plan can avoid.
+# Most of the memory of these steps on small images is gradients of parameters, which no plan can avoid.
 UNET = ["unet", "--batch", "2"]
 VGG = ["vgg11", "--batch", "2", "--image", "32", "--steps", "1"]
 EPSILON = 0.01
@@ -112,7 +112,7 @@ def test_a_budget_in_bytes_is_the_whole_device() -> None:
     found = trained(*GPT, "--budget", "4MB", "--planner", "chain", "--slots", "1000")
     assert found["budget_bytes"] == 4_000_000
     assert found["planner"] == "chain"
-    assert found["before_bytes"] > 4 * found["parameters"]  # four bytes each, and a batch
+    assert found["before_bytes"] > 4 * found["parameters"]  # Four bytes each, and a batch.
     assert found["measured_peak_bytes"] <= 4_000_000
 
 

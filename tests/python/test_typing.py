@@ -1,4 +1,4 @@
-"""What type checkers are told."""
+"""The types that type checkers see."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_package_says_that_it_has_types() -> None:
 
 
 def names_in(body: list[ast.stmt]) -> set[str]:
-    """What a stub defines."""
+    """Returns the definitions of a stub."""
     defined = {one.name for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef)}
     return defined | {
         one.target.id for one in body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
@@ -32,7 +32,7 @@ def names_in(body: list[ast.stmt]) -> set[str]:
 
 
 def names_of(thing: object) -> set[str]:
-    """What the extension defines itself."""
+    """Returns the definitions of the extension."""
     return {name for name in vars(thing) if not name.startswith("_")}
 
 

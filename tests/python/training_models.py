@@ -1,4 +1,4 @@
-"""Small models of many kinds, and plain training to compare with."""
+"""Small models of many kinds, and their plain training as a reference."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def tokens() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Transformer(nn.Module):
-    """Of the package transformers, with random weights: its logits of a batch of tokens."""
+    """A model of the package transformers with random weights, which returns the logits of a batch of tokens."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ CASES |= {kind: Case(functools.partial(Transformer, kind), short_texts) for kind
 @dataclass
 class Trained:
     losses: list[float] = field(default_factory=list)
-    peaks: list[int] = field(default_factory=list)  # beyond what was there before the step
+    peaks: list[int] = field(default_factory=list)  # less the memory in use before the step
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -249,7 +249,7 @@ def loss_of(model: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Te
 
 
 def train(model: nn.Module, run: Callable[..., torch.Tensor], inputs: torch.Tensor, labels: torch.Tensor) -> Trained:
-    """Three steps; the tensors are the last gradients, the parameters and the buffers."""
+    """Trains three steps. Returns the last gradients, the parameters and the buffers."""
     from headroom import _C
 
     meter = _C.Meter(torch.device("cpu"))

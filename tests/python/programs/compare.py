@@ -1,4 +1,4 @@
-"""Compares what a program computed through headroom with what it computes plainly."""
+"""Compares the results of a program through headroom with those of plain PyTorch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from programs.prelude import IN_PLACE, Log
 
-# Where the arithmetic of a traced program is not that of the plain one, by the trait of the program. Its values may
-# then differ from the plain ones by rounding; with every budget they must have the bits that they have with "1x".
+# Traits of programs whose arithmetic differs when traced, with the reason. Values of such a program may differ from the
+# plain ones by rounding, but with every budget they must have the bits that they have with "1x".
 # (Backend aot_eager is no reference for these: it reads buffers in backward after they have been updated.)
 TRACED_ARITHMETIC = {
     "sums in another order": "A graph hands on one gradient of a tensor that it uses several times; plain PyTorch adds "
@@ -25,13 +25,13 @@ TRACED_ARITHMETIC = {
 }
 # Largest difference of a tensor's elements that is rounding, as a share of the largest element.
 ROUNDING = {"float64": 1e-8, "float32": 2e-5, "bfloat16": 3e-2}
-# Training in which numbers are larger, or not finite, has diverged: rounding decides what comes of it.
+# Training in which numbers are larger, or not finite, has diverged: its results depend on rounding.
 DIVERGED = 1e8
 
 
 @dataclass
 class Failure:
-    """A difference: of what kind, where, and with which budget."""
+    """A difference: its kind, its place, and the budget."""
 
     kind: str  # "value", "rounding", "error", "missing error", "leak", "peak", "crash" or "timeout"
     detail: str
@@ -51,7 +51,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Rules:
-    """What counts as the same."""
+    """Defines which values are equal."""
 
     tolerance: float = 0.0  # as a share of the largest element; 0: the same bits
     may_refuse_change: bool = False  # to raise where the user changes a tensor, though plain PyTorch does not
@@ -95,7 +95,7 @@ def entries_of(log: Log, step: int) -> list[tuple[str, Any]]:
 
 
 def step_difference(expected: Log, found: Log, step: int, rules: Rules) -> Failure | None:
-    """Returns the first difference in a step that has raised nothing."""
+    """Returns the first difference in a step without an error."""
     left, right = entries_of(expected, step), entries_of(found, step)
     if [name for name, _ in left] != [name for name, _ in right]:
         return Failure("value", f"step {step}: {[n for n, _ in left]} logged, found {[n for n, _ in right]}")
