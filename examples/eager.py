@@ -278,13 +278,16 @@ class Stage:
         peak = 0
         for op in reversed(self.ops):
             gradient = gradients.pop(op.output)
-            wanted = [x for x in op.inputs if x.needs_gradient]
-            made = [gradient if op.passes_gradient and x.bytes == op.output.bytes else Storage(x.bytes) for x in wanted]
-            references.update(made)
+            differentiable = [x for x in op.inputs if x.needs_gradient]
+            storages = [
+                gradient if op.passes_gradient and x.bytes == op.output.bytes else Storage(x.bytes)
+                for x in differentiable
+            ]
+            references.update(storages)
             kept += op.parameter_bytes
             peak = max(peak, now() + op.backward_workspace_bytes)
             references.subtract([gradient, *op.saved])
-            for x, new in zip(wanted, made, strict=True):
+            for x, new in zip(differentiable, storages, strict=True):
                 old = gradients.setdefault(x, new)
                 if old is new:
                     continue

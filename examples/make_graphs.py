@@ -88,19 +88,19 @@ class GraphBuilder:
 
         def backward() -> None:
             gradient = self.gradients[outputs[0]]
-            wanted = [x for x in inputs if not x.resident]
-            made = [self.value(self._gradient_name(x), *x.shape) for x in wanted]
+            differentiable = [x for x in inputs if not x.resident]
+            gradients = [self.value(self._gradient_name(x), *x.shape) for x in differentiable]
             weight_gradients = [self.value(f"grad.{w.name}", *w.shape) for w in weights]
             self.outputs += [g.name for g in weight_gradients]
             self.op(
                 f"{name}.backward",
                 [*saved, *weights, gradient],
-                made + weight_gradients,
+                gradients + weight_gradients,
                 phase="backward",
-                flops=flops * (len(made) + len(weight_gradients)),
+                flops=flops * (len(gradients) + len(weight_gradients)),
                 overwrites=[gradient, *saved] if in_place else None,
             )
-            for x, part in zip(wanted, made, strict=True):
+            for x, part in zip(differentiable, gradients, strict=True):
                 self._add_gradient(x, part)
 
         self.backward_ops.append(backward)

@@ -200,11 +200,11 @@ class Model:
 
 
 def needed_ops(graph: dict[str, Any]) -> list[dict[str, Any]]:
-    wanted = set(graph["outputs"])
+    needed = set(graph["outputs"])
     ops = []
     for op in reversed(graph["ops"]):
-        if wanted & set(op["outputs"]):
-            wanted |= set(op["inputs"])
+        if needed & set(op["outputs"]):
+            needed |= set(op["inputs"])
             ops.append(op)
     return ops[::-1]
 
@@ -297,10 +297,10 @@ def main() -> None:
                 f"{plan['solve_ms'] / 1000:.3f} | {ratio:.0f} |",
                 flush=True,
             )
-    least = min(long_ratios, default=float("inf"))
+    minimum = min(long_ratios, default=float("inf"))
     print(
         f"\nat least {WANTED_RATIO} times faster wherever the solver needs more than {LONG_SECONDS} s: "
-        f"{'yes' if least >= WANTED_RATIO else 'no'}, least ratio {least:.0f} of {len(long_ratios)} cases"
+        f"{'yes' if minimum >= WANTED_RATIO else 'no'}, least ratio {minimum:.0f} of {len(long_ratios)} cases"
     )
 
 

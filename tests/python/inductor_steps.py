@@ -53,18 +53,20 @@ def batch(seed: int = 1, *, requires_grad: bool = False) -> torch.Tensor:
 
 
 def gradients(model: torch.nn.Module) -> list[torch.Tensor | None]:
-    made = [one.grad for one in model.parameters()]
+    made = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
     return made
 
 
 def assert_close(found: list[Any], expected: list[Any]) -> None:
     assert len(found) == len(expected)
-    for position, (one, other) in enumerate(zip(found, expected, strict=True)):
-        assert (one is None) == (other is None), position
+    for position, (gradient, other) in enumerate(zip(found, expected, strict=True)):
+        assert (gradient is None) == (other is None), position
         if other is not None:
             scale = float(other.detach().abs().max())
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * scale, msg=lambda m, i=position: f"{i}: {m}")
+            torch.testing.assert_close(
+                gradient, other, rtol=1e-4, atol=1e-5 * scale, msg=lambda m, i=position: f"{i}: {m}"
+            )
 
 
 def assert_recomputes(plans: list[headroom.planning.Planned], budget: str) -> None:

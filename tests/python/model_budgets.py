@@ -77,9 +77,9 @@ def is_attention(target: object) -> bool:
 def attention_name(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
     """Returns the kernel and its arguments for masks."""
     names = [argument.name for argument in target._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    masks = {name: given.get(name) for name in ("attn_mask", "attn_bias", "is_causal")}
-    return " ".join([str(target), *(name for name, one in masks.items() if one is not None and one is not False)])
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    masks = {name: arguments.get(name) for name in ("attn_mask", "attn_bias", "is_causal")}
+    return " ".join([str(target), *(name for name, mask in masks.items() if mask is not None and mask is not False)])
 
 
 @dataclass

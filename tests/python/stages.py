@@ -170,7 +170,9 @@ def runs_per_step(run: headroom.Sequential, x: torch.Tensor) -> list[int]:
     handles = [stage.register_forward_hook(count(i)) for i, stage in enumerate(run.model)]
     with torch.random.fork_rng():
         out = run(x)
-        torch.autograd.grad(out.sum(), [one for one in run.parameters() if one.requires_grad], allow_unused=True)
+        torch.autograd.grad(
+            out.sum(), [parameter for parameter in run.parameters() if parameter.requires_grad], allow_unused=True
+        )
     for handle in handles:
         handle.remove()
     run.model.load_state_dict(state)
@@ -183,7 +185,11 @@ def gradients_of(model: nn.Module) -> list[torch.Tensor]:
 
 def expect_equal(found: list, expected: list, text: str = "") -> None:
     assert len(found) == len(expected), text
-    wrong = [i for i, (one, two) in enumerate(zip(found, expected, strict=True)) if not torch.equal(one, two)]
+    wrong = [
+        i
+        for i, (actual, reference) in enumerate(zip(found, expected, strict=True))
+        if not torch.equal(actual, reference)
+    ]
     assert wrong == [], text
 
 

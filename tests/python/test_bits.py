@@ -28,7 +28,7 @@ def test_dropout_of_any_rate(rate: float) -> None:
         torch.manual_seed(1)
         y = function(x)
         found.append((y, *torch.autograd.grad(y.square().sum(), x)))
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
 
 
 def test_dropout_of_a_transposed_tensor() -> None:
@@ -54,7 +54,7 @@ def test_views_of_results_that_kernels_lay_out_otherwise(budget: str) -> None:
     wanted = [x, weight, bias]
     expected = torch.autograd.grad(function(x), wanted)
     found = torch.autograd.grad(headroom.compile(function, budget)(x), wanted)
-    assert all(torch.equal(one, two) for one, two in zip(expected, found, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(expected, found, strict=True))
 
 
 INTERPOLATIONS = [

@@ -34,7 +34,7 @@ def make(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
 def expect_same(found: Trained, expected: Trained) -> None:
     assert found.losses == expected.losses
     assert found.tensors.keys() == expected.tensors.keys()
-    different = [name for name, one in expected.tensors.items() if not torch.equal(found.tensors[name], one)]
+    different = [name for name, tensor in expected.tensors.items() if not torch.equal(found.tensors[name], tensor)]
     assert different == []
 
 
@@ -123,8 +123,8 @@ def test_gradients_accumulate_over_two_forwards() -> None:
     both(model, inputs, labels)
     other, _, _ = make("resnet")
     both(headroom.compile(other, "0.6x"), inputs, labels)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one.grad, two.grad)
+    for left, right in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(left.grad, right.grad)
 
 
 def test_frozen_parameters_get_no_gradient() -> None:
@@ -145,11 +145,11 @@ def test_bf16_autocast(name: str) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             loss = torch.nn.functional.cross_entropy(function(inputs), labels)
         loss.backward()
-        return [loss.detach(), *[one.grad for one in model.parameters()]]
+        return [loss.detach(), *[parameter.grad for parameter in model.parameters()]]
 
     expected = run(lambda model: model)
     found = run(lambda model: headroom.compile(model, "0.8x"))
-    assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(found, expected, strict=True))
 
 
 def gradients_of(model: torch.nn.Module, function: Callable[..., torch.Tensor], *args: object) -> dict:
@@ -159,8 +159,11 @@ def gradients_of(model: torch.nn.Module, function: Callable[..., torch.Tensor], 
     for _ in range(3):
         function(*args).backward()
     return {
-        **{name: None if one.grad is None else one.grad.clone() for name, one in model.named_parameters()},
-        **{name: one.clone() for name, one in model.named_buffers()},
+        **{
+            name: None if parameter.grad is None else parameter.grad.clone()
+            for name, parameter in model.named_parameters()
+        },
+        **{name: buffer.clone() for name, buffer in model.named_buffers()},
     }
 
 
@@ -175,9 +178,9 @@ def expect_plain(
     expected = gradients_of(model, plain or function, *args)
     model.load_state_dict(start)
     found = gradients_of(model, headroom.compile(function, budget), *args)
-    for name, one in expected.items():
-        assert (one is None) == (found[name] is None), name
-        assert one is None or torch.equal(one, found[name]), name
+    for name, tensor in expected.items():
+        assert (tensor is None) == (found[name] is None), name
+        assert tensor is None or torch.equal(tensor, found[name]), name
 
 
 def test_a_users_own_checkpoint() -> None:
@@ -274,7 +277,7 @@ def test_statistics_are_written_where_they_are_and_once() -> None:
     run.set_smallest_budget()
     model.load_state_dict(start)
     found = gradients_of(model, run, inputs)
-    assert [name for name, one in expected.items() if not torch.equal(one, found[name])] == []
+    assert [name for name, tensor in expected.items() if not torch.equal(tensor, found[name])] == []
     assert any(run.ran().count(name) > 1 for name in updating)
 
 
@@ -293,10 +296,12 @@ def test_a_model_in_two_graphs() -> None:
     model = Broken()
     inputs = torch.randn(8, 16)
     headroom.compile(model, "1x")(inputs).sum().backward()
-    found = [one.grad.clone() for one in model.parameters()]
+    found = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     model(inputs).sum().backward()
-    assert all(torch.equal(one, other.grad) for one, other in zip(found, model.parameters(), strict=True))
+    assert all(
+        torch.equal(gradient, parameter.grad) for gradient, parameter in zip(found, model.parameters(), strict=True)
+    )
 
 
 def test_several_inputs_and_outputs() -> None:
@@ -307,12 +312,12 @@ def test_several_inputs_and_outputs() -> None:
         return z, z.exp(), x
 
     x, y = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8, requires_grad=True)
-    one, two, same = headroom.compile(model, "1x")(x, y)
-    (one.sum() + 2 * two.sum() + same.sum()).backward()
+    first, second, same = headroom.compile(model, "1x")(x, y)
+    (first.sum() + 2 * second.sum() + same.sum()).backward()
     found = [x.grad.clone(), y.grad.clone(), linear.weight.grad.clone()]
     x.grad = y.grad = linear.weight.grad = None
-    one, two, same = model(x, y)
-    (one.sum() + 2 * two.sum() + same.sum()).backward()
+    first, second, same = model(x, y)
+    (first.sum() + 2 * second.sum() + same.sum()).backward()
     assert all(torch.equal(a, b) for a, b in zip(found, [x.grad, y.grad, linear.weight.grad], strict=True))
 
 

@@ -31,12 +31,12 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 
 def test_what_others_saved_meanwhile_stays_and_holds() -> None:
-    one, other = op_costs.CostCache(CPU), op_costs.CostCache(CPU)
+    cache, other = op_costs.CostCache(CPU), op_costs.CostCache(CPU)
     costs_of = {time_ns: op_costs.Cost(time_ns, 0) for time_ns in range(1, 5)}
-    one.costs |= {"first": costs_of[1], "both": costs_of[2]}
+    cache.costs |= {"first": costs_of[1], "both": costs_of[2]}
     other.costs |= {"second": costs_of[3], "both": costs_of[4]}
-    one.is_changed = other.is_changed = True
-    one.save()
+    cache.is_changed = other.is_changed = True
+    cache.save()
     other.save()
     expected = {"first": costs_of[1], "second": costs_of[3], "both": costs_of[2]}
     assert other.costs == op_costs.CostCache(CPU).costs == expected
@@ -49,9 +49,9 @@ def test_what_moving_memory_and_drawing_take_is_measured_once(
     state = torch.get_rng_state()
     first = time_ns(1 << 20, op_costs.CostCache(CPU), CPU, 1 << 20)
     assert first > 0
-    again = op_costs.CostCache(CPU)
-    assert len(again.costs) == 1
-    assert time_ns(1 << 20, again, CPU, 1 << 20) == first
+    reread = op_costs.CostCache(CPU)
+    assert len(reread.costs) == 1
+    assert time_ns(1 << 20, reread, CPU, 1 << 20) == first
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -144,24 +144,24 @@ def test_processes_that_save_at_once_lose_nothing() -> None:
         "    cache.is_changed = True; cache.save()\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", script, str(name)]) for name in range(3)]
-    assert [one.wait() for one in running] == [0, 0, 0]
+    assert [process.wait() for process in running] == [0, 0, 0]
     assert len(op_costs.CostCache(CPU).costs) == 60
 
 
 def test_indices_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[torch.Tensor] = []
+    arguments: list[torch.Tensor] = []
     real = op_costs._real
 
     def noting(value: torch.Tensor, call: Any) -> torch.Tensor:
-        made.append(real(value, call))
-        return made[-1]
+        arguments.append(real(value, call))
+        return arguments[-1]
 
     monkeypatch.setattr(op_costs, "_real", noting)
     table, indices = torch.nn.Embedding(50, 4), torch.randint(0, 50, (200,))
     headroom.plan(lambda: table(indices).square().sum(), cache=False)
-    found = [one for one in made if one.dtype == torch.int64 and one.numel() == 200]
-    assert len(found) == 4  # Two each of the embedding and of its backward, for their memory and for their time.
-    assert all(one.unique().numel() > 40 and one.max() < 50 for one in found)
+    drawn = [argument for argument in arguments if argument.dtype == torch.int64 and argument.numel() == 200]
+    assert len(drawn) == 4  # Two each of the embedding and of its backward, for their memory and for their time.
+    assert all(argument.unique().numel() > 40 and argument.max() < 50 for argument in drawn)
 
 
 def test_real_layouts_of_gradients_are_counted() -> None:
@@ -285,7 +285,7 @@ ROWS, IMAGES = torch.randn(64, 48), images(2, 8, 6, 6)
 def test_memory_of_elementwise_calls_is_known(function: Callable[..., torch.Tensor], inputs: list[Any]) -> None:
     call = call_of(
         lambda *tensors: function(*tensors, *inputs[len(tensors) :]),
-        *[one for one in inputs if isinstance(one, torch.Tensor)],
+        *[tensor for tensor in inputs if isinstance(tensor, torch.Tensor)],
     )
     assert elementwise.has_known_memory(call)
     assert op_costs._measure(call, {}, CPU, headroom.Meter(CPU)) == op_costs.Cost(None, 0)

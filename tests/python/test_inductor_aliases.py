@@ -41,9 +41,11 @@ def test_outputs_are_as_before_backward(function: Callable[..., object], plan: s
         compiled = headroom.compile(function, "1x" if plan == "least" else None, kernels="inductor", cache=False)
         results = compiled(x)
     expected = function(x)
-    results, expected = ((one,) if isinstance(one, torch.Tensor) else one for one in (results, expected))
-    found, correct = (torch.autograd.grad(sum(one.exp().sum() for one in of), x)[0] for of in (results, expected))
-    torch.testing.assert_close(found, correct)
+    results, expected = ((result,) if isinstance(result, torch.Tensor) else result for result in (results, expected))
+    actual, correct = (
+        torch.autograd.grad(sum(tensor.exp().sum() for tensor in tensors), x)[0] for tensors in (results, expected)
+    )
+    torch.testing.assert_close(actual, correct)
     for result, other in zip(results, expected, strict=True):
         torch.testing.assert_close(result, other)
 

@@ -61,7 +61,7 @@ class Training:
 
 def state_bytes(model: nn.Module) -> int:
     """Returns the bytes of AdamW's state: two moments and a count for each parameter."""
-    return sum(2 * one.nbytes + 4 for one in model.parameters())
+    return sum(2 * parameter.nbytes + 4 for parameter in model.parameters())
 
 
 def own_bytes(function: Callable[..., torch.Tensor], x: torch.Tensor | None = None) -> int:
@@ -80,7 +80,7 @@ def test_no_step_is_over_the_budget(make: Callable[..., Any], room: float) -> No
     own = own_bytes(make(model))
     torch._dynamo.reset()
     # Weights and gradients of an earlier step, and all of the optimizer's state in the first case.
-    spare = sum(one.nbytes for one in model.parameters()) + (state_bytes(model) if room < 1 else 0)
+    spare = sum(parameter.nbytes for parameter in model.parameters()) + (state_bytes(model) if room < 1 else 0)
     budget = headroom.current_bytes() + batch().nbytes + int(room * own) + spare
     training = Training(model, make(model), budget)
     for _ in range(3):

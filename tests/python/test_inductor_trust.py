@@ -43,13 +43,13 @@ def test_results_may_be_views_of_each_other_and_of_inputs(budget: str) -> None:
     inputs = [batch(requires_grad=True) for _ in range(2)]
     results = [run(inputs[0]), step(inputs[1])]
     for outputs in results:
-        sum((i + 1) * one.square().sum() for i, one in enumerate(outputs)).backward()
+        sum((i + 1) * output.square().sum() for i, output in enumerate(outputs)).backward()
     assert_close(list(results[1]), list(results[0]))
     assert_close([inputs[1].grad], [inputs[0].grad])
-    flat, turned, y, flat_input, given = results[1]
+    flat, turned, y, flat_input, output = results[1]
     assert flat.data_ptr() == turned.data_ptr() == y.data_ptr()
     assert flat_input.data_ptr() == inputs[1].data_ptr()
-    assert given is inputs[1]
+    assert output is inputs[1]
     gradients(model)
     step(inputs[1])[0].square().sum().backward()
     found = gradients(model)
@@ -133,13 +133,13 @@ class Changing(torch.nn.Module):
 
 def test_a_trial_changes_nothing_that_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
     model, plain = Changing(), Changing()
-    heard: list[str] = []
-    for one in model.parameters():
-        one.register_hook(lambda _: heard.append("hook"))
-        one.register_post_accumulate_grad_hook(lambda _: heard.append("accumulated"))
+    calls: list[str] = []
+    for parameter in model.parameters():
+        parameter.register_hook(lambda _: calls.append("hook"))
+        parameter.register_post_accumulate_grad_hook(lambda _: calls.append("accumulated"))
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        heard.append("packed")
+        calls.append("packed")
         return tensor
 
     step, _ = compiled(model, "10x")
@@ -149,17 +149,17 @@ def test_a_trial_changes_nothing_that_the_user_has(monkeypatch: pytest.MonkeyPat
 
     def state() -> list[Any]:
         torch_state = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"))
-        versions = [one._version for one in tensors]
-        return [torch_state, versions, [one.grad for one in tensors], list(heard), torch.get_rng_state().tolist()]
+        versions = [tensor._version for tensor in tensors]
+        return [torch_state, versions, [tensor.grad for tensor in tensors], list(calls), torch.get_rng_state().tolist()]
 
     def watched_plan(self: kernels.Kernels, arguments: Any, *rest: Any) -> None:
-        given = [one for one in arguments if isinstance(one, torch.Tensor)]
-        before, content = state(), [one.detach().clone() for one in [*tensors, *given]]
-        versions = [one._version for one in given]
+        inputs = [tensor for tensor in arguments if isinstance(tensor, torch.Tensor)]
+        before, content = state(), [tensor.detach().clone() for tensor in [*tensors, *inputs]]
+        versions = [tensor._version for tensor in inputs]
         plan(self, arguments, *rest)
         assert state() == before
-        assert versions == [one._version for one in given]
-        assert all(torch.equal(one, other) for one, other in zip([*tensors, *given], content, strict=True))
+        assert versions == [tensor._version for tensor in inputs]
+        assert all(torch.equal(tensor, copy) for tensor, copy in zip([*tensors, *inputs], content, strict=True))
         trials.append(self)
 
     monkeypatch.setattr(kernels.Kernels, "plan", watched_plan)
@@ -170,7 +170,7 @@ def test_a_trial_changes_nothing_that_the_user_has(monkeypatch: pytest.MonkeyPat
         result.square().sum().backward()
         assert_close(list(current.buffers()), list(plain.buffers()))
     assert len(trials) == 1
-    assert heard.count("hook") == heard.count("accumulated") == 4  # one for each weight
+    assert calls.count("hook") == calls.count("accumulated") == 4  # one for each weight
     assert_close(gradients(model), gradients(plain))
 
 
@@ -186,7 +186,7 @@ def test_copies_for_a_trial_share_memory_as_the_arguments_do() -> None:
     assert same.data_ptr() == leaf.data_ptr()
     changed.mul_(3)
     (changed.sum() + same.sum()).backward()
-    assert [one.grad.tolist() for one in leaves] == [[1.0] * 3, [3.0] * 3]
+    assert [tensor.grad.tolist() for tensor in leaves] == [[1.0] * 3, [3.0] * 3]
     assert number == 7
     assert base.tolist() == [0, 1, 2, 3, 4, 5]
     assert leaf.grad is None
@@ -275,7 +275,7 @@ def test_results_that_are_kept_keep_no_flight() -> None:
     step, _ = compiled(model, "10x")
 
     def in_flight() -> int:
-        return [one.is_alive() for one in kernel_flight._in_flight()].count(True)
+        return [thread.is_alive() for thread in kernel_flight._in_flight()].count(True)
 
     before = in_flight()
     first = step(batch())
@@ -335,7 +335,9 @@ def test_models_and_threads_do_not_share_a_budget() -> None:
         del results
     plain(batch()).sum().backward()
     for model in models:
-        assert_close([one.grad for one in model.parameters()], [one.grad for one in plain.parameters()])
+        assert_close(
+            [parameter.grad for parameter in model.parameters()], [parameter.grad for parameter in plain.parameters()]
+        )
 
 
 class Drawing(torch.nn.Module):
@@ -403,26 +405,26 @@ class Tied(torch.nn.Module):
 
 def use_in_many_ways(model: torch.nn.Module, run: Callable[..., Any]) -> list[Any]:
     """Returns gradients of steps in which forwards and backwards do not alternate."""
-    made: list[Any] = []
+    results: list[Any] = []
     for position in range(2):  # The other result gets no gradient.
         run(batch())[position].square().sum().backward()
-        made += gradients(model)
+        results += gradients(model)
     first, second = run(batch(2)), run(batch(3))  # two in flight, backwards in the same order, then crossed
     first[1].sum().backward()
     second[1].square().sum().backward()
-    made += gradients(model)
+    results += gradients(model)
     with pytest.raises(ArithmeticError, match="in mid-step"):
         (_Fails.apply(run(batch())[1]).sum()).backward()
     gradients(model)
     with torch.no_grad():
-        made += run(batch(4))
+        results += run(batch(4))
     y, z = run(run(batch(5))[1].tanh())  # used twice
     (y.sum() + z.square().sum()).backward()
-    made += gradients(model)
+    results += gradients(model)
     with torch.autograd.graph.save_on_cpu():
         loss = run(batch(6))[1].sum()
     loss.backward()
-    return made + gradients(model)
+    return results + gradients(model)
 
 
 @each_budget

@@ -110,7 +110,7 @@ def test_gradients_that_others_hold_are_not_written_over(use: Callable[..., list
     expected = use(start.clone().requires_grad_(), torch.relu)
     for step in range(5):  # The next step uses the measurements of a step.
         found = use(start.clone().requires_grad_(), f)
-        assert [one.tolist() for one in found] == [one.tolist() for one in expected], step
+        assert [tensor.tolist() for tensor in found] == [tensor.tolist() for tensor in expected], step
 
 
 def test_a_gradient_that_nobody_holds_is_written_over() -> None:

@@ -69,16 +69,19 @@ def test_threads_train_their_own_models() -> None:
     for thread in threads:
         thread.join()
     for (model, _), gradients in zip(models, expected, strict=True):
-        assert all(torch.equal(one.grad, two) for one, two in zip(model.parameters(), gradients, strict=True))
+        assert all(
+            torch.equal(parameter.grad, gradient)
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True)
+        )
     assert [len(place.inner) for place in places()] == [0, 0]
 
 
 def test_models_with_budgets_of_their_own_do_not_nest() -> None:
     torch.manual_seed(0)
     small, large = nn.Linear(16, 16), nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)])
-    one, other = headroom.compile(small, "1x"), headroom.compile(large, "1x")
+    first, second = headroom.compile(small, "1x"), headroom.compile(large, "1x")
     x = torch.randn(8, 16)
-    (one(x) + other(x)).sum().backward()
+    (first(x) + second(x)).sum().backward()
     assert [len(place.inner) for place in places()] == [0, 0]
 
 

@@ -75,11 +75,11 @@ def assert_as_shown(printed: str, shown: str, example: str) -> None:
     percent) are not compared, and neither is what is left out with an ellipsis."""
     lines, expected = printed.splitlines(), shown.splitlines()
     assert len(lines) == len(expected), (example, printed)
-    for line, wanted in zip(lines, expected, strict=True):
-        kept = wanted.partition("\u2026")[0]
+    for line, reference in zip(lines, expected, strict=True):
+        kept = reference.partition("\u2026")[0]
         assert NUMBER.sub("#", line).startswith(NUMBER.sub("#", kept)), (example, line)
-        if kept == wanted:
-            assert NUMBER.sub("#", line) == NUMBER.sub("#", wanted), (example, line)
+        if kept == reference:
+            assert NUMBER.sub("#", line) == NUMBER.sub("#", reference), (example, line)
         for number, by in zip(NUMBER.finditer(line), NUMBER.finditer(kept), strict=False):
             if not by.group(1):
                 assert float(number.group()) == pytest.approx(float(by.group()), rel=0.05), (example, line)

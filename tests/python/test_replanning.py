@@ -132,7 +132,7 @@ def test_a_forward_without_backward_is_measured_a_few_times_only(
 def test_caches_of_plans_are_bounded() -> None:
     trained = Trained(lambda plan: plan.plain_peak + 1000)
     trained.step()
-    (place,) = [one for one in flight.flights_on(CPU).roots.values() if one.step.chosen]
+    (place,) = [root for root in flight.flights_on(CPU).roots.values() if root.step.chosen]
     step = place.step
     smallest = step.shape(place.rest(0)).smallest_bytes()
     for number in range(100):

@@ -269,9 +269,9 @@ def test_retention_map(unet_report: Path, read: Callable[..., Reader]) -> None:
     makers: dict[int, str] = {}
     for value, first, _ in copies_of(data):
         makers.setdefault(value, data["ops"]["name"][data["runs"]["op"][first]])
-    wanted = [data["values"]["name"][v] for v in values if "up1." in f"{data['values']['name'][v]} {makers[v]}"]
-    assert set(labels(reader)) <= set(wanted)
-    assert reader.text("#map-count").startswith(f"{len(wanted)} of")
+    matches = [data["values"]["name"][v] for v in values if "up1." in f"{data['values']['name'][v]} {makers[v]}"]
+    assert set(labels(reader)) <= set(matches)
+    assert reader.text("#map-count").startswith(f"{len(matches)} of")
     reader.page.fill("#map-search", "nothing like it")
     assert labels(reader) == []
     assert reader.text("#map-count").startswith("0 of")

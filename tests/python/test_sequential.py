@@ -50,12 +50,12 @@ def images() -> tuple[nn.Sequential, torch.Tensor]:
 
 
 def train_sequential(model: nn.Sequential, run: nn.Module, inputs: torch.Tensor) -> Trained:
-    return train(model, lambda one, _: run(one), inputs, inputs)
+    return train(model, lambda batch, _: run(batch), inputs, inputs)
 
 
 def expect_same(found: Trained, expected: Trained) -> None:
     assert found.losses == expected.losses
-    assert [name for name, one in expected.tensors.items() if not torch.equal(found.tensors[name], one)] == []
+    assert [name for name, tensor in expected.tensors.items() if not torch.equal(found.tensors[name], tensor)] == []
 
 
 def predicted_bytes(run: headroom.Sequential) -> int:
@@ -98,7 +98,7 @@ def test_a_budget_in_bytes_holds_a_loss_outside_and_an_optimizers_state() -> Non
     model = model[:-1]
     labels = torch.randint(10, (8,))
     meter = headroom._C.Meter(torch.device("cpu"))
-    state = sum(8 * one.numel() for one in model.parameters())
+    state = sum(8 * parameter.numel() for parameter in model.parameters())
     everything = headroom.Sequential(model)
     everything(inputs).sum().backward()
     model.zero_grad()
@@ -134,7 +134,8 @@ def test_shapes_and_modes_are_planned_on_their_own() -> None:
         reference(batch).sum().backward()
     assert len(run._plans) == 2
     assert all(
-        torch.equal(one.grad, two.grad) for one, two in zip(model.parameters(), reference.parameters(), strict=True)
+        torch.equal(left.grad, right.grad)
+        for left, right in zip(model.parameters(), reference.parameters(), strict=True)
     )
     run.eval()
     reference.eval()
@@ -149,13 +150,13 @@ def test_autocast_is_the_same_when_stages_run_again() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(8)])
     reference, inputs = copy.deepcopy(model), torch.randn(256, 16)
-    for one in (headroom.Sequential(model, "0.6x"), reference):
+    for run in (headroom.Sequential(model, "0.6x"), reference):
         with torch.autocast("cpu", torch.bfloat16):
-            result = one(inputs)
+            result = run(inputs)
         assert result.dtype == torch.bfloat16
         result.float().sum().backward()
-    for one, two in zip(model.parameters(), reference.parameters(), strict=True):
-        assert torch.equal(one.grad, two.grad)
+    for left, right in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(left.grad, right.grad)
 
 
 def test_bad_input() -> None:

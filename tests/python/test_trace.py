@@ -66,5 +66,5 @@ def test_trained(tmp_path: Path) -> None:
     predicted, measured = trace.counters["predicted memory"], trace.counters["measured memory"]
     assert measured.keys() == predicted.keys()
     assert max(predicted.values()) == found["predicted_peak_bytes"]
-    most = EPSILON * (found["measured_peak_bytes"] - found["before_bytes"])
-    assert all(abs(predicted[time] - bytes_) <= most for time, bytes_ in measured.items())
+    tolerance = EPSILON * (found["measured_peak_bytes"] - found["before_bytes"])
+    assert all(abs(predicted[time] - bytes_) <= tolerance for time, bytes_ in measured.items())

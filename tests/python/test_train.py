@@ -174,8 +174,8 @@ def assert_trace(path: Path, found: Any) -> Any:
     for step in trace["steps"]:
         for moment in ("moment", "after"):
             measured = step[f"measured_{moment}_bytes"]
-            most = EPSILON * (measured - found["before_bytes"])
-            assert abs(step[f"predicted_{moment}_bytes"] - measured) <= most, (step, found["before_bytes"])
+            tolerance = EPSILON * (measured - found["before_bytes"])
+            assert abs(step[f"predicted_{moment}_bytes"] - measured) <= tolerance, (step, found["before_bytes"])
     return trace["steps"]
 
 

@@ -25,9 +25,9 @@ def test_the_package_says_that_it_has_types() -> None:
 
 def names_in(body: list[ast.stmt]) -> set[str]:
     """Returns the definitions of a stub."""
-    defined = {one.name for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef)}
+    defined = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     return defined | {
-        one.target.id for one in body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+        node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
 
 
@@ -39,7 +39,7 @@ def names_of(thing: object) -> set[str]:
 def test_stubs_have_the_names_of_the_extension() -> None:
     stub = ast.parse((FOLDER / "_C.pyi").read_text()).body
     assert names_in(stub) == names_of(_C)
-    for kind in [one for one in stub if isinstance(one, ast.ClassDef) and one.name != "InvalidInput"]:
+    for kind in [node for node in stub if isinstance(node, ast.ClassDef) and node.name != "InvalidInput"]:
         named = {name for name in names_in(kind.body) if not name.startswith("__")}
         assert named == names_of(getattr(_C, kind.name)), kind.name
 

@@ -52,14 +52,14 @@ def step(function: Function, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def expect_same(found: list[object], expected: list[object]) -> None:
     assert len(found) == len(expected)
-    for place, (result, wanted) in enumerate(zip(found, expected, strict=True)):
-        if isinstance(wanted, TwoTensor):
-            expect_same([result.a, result.b], [wanted.a, wanted.b])
-        elif isinstance(wanted, torch.Tensor):
-            assert result.dtype == wanted.dtype, place
-            assert torch.equal(result, wanted), place
+    for place, (result, reference) in enumerate(zip(found, expected, strict=True)):
+        if isinstance(reference, TwoTensor):
+            expect_same([result.a, result.b], [reference.a, reference.b])
+        elif isinstance(reference, torch.Tensor):
+            assert result.dtype == reference.dtype, place
+            assert torch.equal(result, reference), place
         else:
-            assert (type(result), result) == (type(wanted), wanted), place
+            assert (type(result), result) == (type(reference), reference), place
 
 
 def expect_plain_training(function: Function, inputs: list[torch.Tensor]) -> None:
@@ -251,7 +251,7 @@ def test_gradients_are_those_of_the_inputs_behind_the_token_of_an_effect() -> No
     inputs = [torch.randn(2, 3, 6, requires_grad=True), torch.randn(2, 3, requires_grad=True)]
     found = torch.autograd.grad(headroom.compile(loss, "1x")(*inputs), inputs)
     expected = torch.autograd.grad(loss(*inputs), inputs)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(found, expected, strict=True))
 
 
 def test_costs_are_known_without_effects() -> None:

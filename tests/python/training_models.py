@@ -75,8 +75,8 @@ class UNet(nn.Module):
         widths = [width << i for i in range(levels)]
         pairs = zip([3, *widths], widths, strict=False)
         self.down = nn.ModuleList(self.block(inputs, outputs) for inputs, outputs in pairs)
-        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * one, one, 2, 2) for one in widths[-2::-1])
-        self.join = nn.ModuleList(self.block(2 * one, one) for one in widths[-2::-1])
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * size, size, 2, 2) for size in widths[-2::-1])
+        self.join = nn.ModuleList(self.block(2 * size, size) for size in widths[-2::-1])
         self.head = nn.Conv2d(width, 10, 1)
 
     @staticmethod
@@ -232,7 +232,7 @@ CASES = {
     "vit": Case(Vit, images),
     "gpt": Case(Gpt, tokens),
 }
-BEFORE_2_13 = tuple(int(one) for one in torch.__version__.split(".")[:2]) < (2, 13)
+BEFORE_2_13 = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
 TRANSFORMERS = ("gpt2", "bert", "llama", "t5")
 CASES |= {kind: Case(functools.partial(Transformer, kind), short_texts) for kind in TRANSFORMERS}
 

@@ -33,7 +33,7 @@ def json_lines(output: str) -> list[Figures]:
 def counts(output: str) -> list[Figures]:
     """Returns what the last line of a test counts, such as "98 passed, 2 failed"."""
     lines = re.findall(r"^\d+ passed.*$", output, re.MULTILINE)
-    return [{what: int(count) for count, what in re.findall(r"(\d+) (\w+)", lines[-1])}] if lines else []
+    return [{outcome: int(count) for count, outcome in re.findall(r"(\d+) (\w+)", lines[-1])}] if lines else []
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def cell(value: Any, form: str = "") -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Returns a table; empty cells are allowed, cells of None are holes."""
     lines = [head, ["---"] * len(head), *rows]
-    text = [" | ".join(cell(one).replace("|", "\\|").replace("\n", " ") for one in line) for line in lines]
+    text = [" | ".join(cell(value).replace("|", "\\|").replace("\n", " ") for value in line) for line in lines]
     return "".join(f"| {line} |\n" for line in text)
 
 
@@ -41,7 +41,7 @@ def page(results: Results) -> str:
 
 def _settings(results: Iterable[Result]) -> list[str]:
     """Returns a line for each machine and commit of the results, which is one unless a run was continued elsewhere."""
-    counts = collections.Counter(_setting(one) for one in results if one.status == MEASURED)
+    counts = collections.Counter(_setting(result) for result in results if result.status == MEASURED)
     return [f"{text} ({count} points).\n" for text, count in counts.most_common()]
 
 

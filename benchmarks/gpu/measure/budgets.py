@@ -60,10 +60,10 @@ def text_loss(
     model: nn.Module, device: str, batch: int, length: int, *, padded: bool = False
 ) -> tuple[nn.Module, Loss]:
     words = torch.randint(1000, (batch, length), device=device)
-    given = [words]
+    inputs = [words]
     if padded:
         lengths = torch.linspace(length // 2, length, batch, device=device)
-        given.append((torch.arange(length, device=device) < lengths[:, None]).long())
+        inputs.append((torch.arange(length, device=device) < lengths[:, None]).long())
 
     decoder = {"decoder_input_ids": words} if model.config.is_encoder_decoder else {}
 
@@ -72,14 +72,14 @@ def text_loss(
             logits = model(input_ids=words, attention_mask=mask, **decoder).logits
             return functional.cross_entropy(logits.flatten(0, 1), words.flatten())
 
-    return _loss_of(model, loss, device, given)
+    return _loss_of(model, loss, device, inputs)
 
 
 def _loss_of(
     model: nn.Module, loss: Callable[..., torch.Tensor], device: str, inputs: Any
 ) -> tuple[nn.Module, Callable[..., Any]]:
     model = model.to(device).train()
-    return model, (lambda *given: loss(model, *given), tuple(inputs))
+    return model, (lambda *batch: loss(model, *batch), tuple(inputs))
 
 
 def make(name: str, device: str, *, small: bool) -> tuple[nn.Module, Any]:
@@ -341,7 +341,7 @@ def examine(options: argparse.Namespace) -> bool:
             continue
         over = [step_peak - limit for _, step_peak in steps]
         here, peak = steps[-1]
-        predicted = max(one.predicted_bytes for one in planned) + here
+        predicted = max(plan.predicted_bytes for plan in planned) + here
         holds = holds and max(over) <= 0
         figures |= {"limit_bytes": limit, "over_bytes": over, "peak_bytes": peak, "predicted_bytes": predicted}
         figures |= {"added_share": (peak - here) / added, "plans": len(planned)}

@@ -146,7 +146,7 @@ def measure_costs(loss: Callable[[], torch.Tensor]) -> None:
                 raise
 
 
-def make_run(kind: str, value: str, loss: Callable[[], torch.Tensor], told: list[Any]) -> Callable[[], torch.Tensor]:
+def make_run(kind: str, value: str, loss: Callable[[], torch.Tensor], plans: list[Any]) -> Callable[[], torch.Tensor]:
     if kind == "aot":
         return torch.compile(loss, backend="aot_eager", dynamic=False)
     if kind == "compile+checkpoint":
@@ -160,31 +160,35 @@ def make_run(kind: str, value: str, loss: Callable[[], torch.Tensor], told: list
             budget = least_budget(loss, kind)
         elif not value.endswith("x"):
             budget = _C.parse_bytes(value) + headroom.current_bytes(DEVICE)
-        return headroom.compile(loss, budget, kernels=kind, on_plan=told.append)
+        return headroom.compile(loss, budget, kernels=kind, on_plan=plans.append)
     return loss
 
 
 @torch.no_grad()
 def nudge(model: nn.Module, share: float) -> None:
-    for one in model.parameters():
-        one.mul_(1 + share * torch.randn_like(one))
+    for parameter in model.parameters():
+        parameter.mul_(1 + share * torch.randn_like(parameter))
 
 
 def gradients_of(model: nn.Module) -> list[np.ndarray]:
     """Copies that are not in torch's memory, where budgets would count them as outside the step."""
-    return [one.grad.cpu().numpy().copy() for one in model.parameters() if one.grad is not None]
+    return [parameter.grad.cpu().numpy().copy() for parameter in model.parameters() if parameter.grad is not None]
 
 
 def difference(gradients: list[np.ndarray], expected: list[np.ndarray]) -> tuple[float, float]:
     """Returns the distance as a share of the expected norm: of all gradients, and the largest of one parameter's."""
-    if all(np.array_equal(one, other) for one, other in zip(gradients, expected, strict=True)):
+    if all(np.array_equal(gradient, other) for gradient, other in zip(gradients, expected, strict=True)):
         return 0.0, 0.0
 
-    def norm(one: np.ndarray, less: np.ndarray | float = 0.0) -> float:
-        return (torch.as_tensor(one, device=DEVICE).double() - torch.as_tensor(less, device=DEVICE)).norm().item()
+    def norm(gradient: np.ndarray, subtrahend: np.ndarray | float = 0.0) -> float:
+        return (
+            (torch.as_tensor(gradient, device=DEVICE).double() - torch.as_tensor(subtrahend, device=DEVICE))
+            .norm()
+            .item()
+        )
 
-    norms = [norm(one, other) for one, other in zip(gradients, expected, strict=True)]
-    whole = math.hypot(*[norm(one) for one in expected])
+    norms = [norm(gradient, other) for gradient, other in zip(gradients, expected, strict=True)]
+    whole = math.hypot(*[norm(gradient) for gradient in expected])
     return math.hypot(*norms) / whole, max(norms) / whole
 
 
@@ -230,8 +234,8 @@ def measure(point: str, options: argparse.Namespace, expected: dict[bool, list[n
         measure_costs(loss)
         print(f"{name} {point}: known", file=sys.stderr if options.json else sys.stdout, flush=True)
         return
-    told: list[Any] = []
-    run = make_run(kind, value, loss, told)
+    plans: list[Any] = []
+    run = make_run(kind, value, loss, plans)
     figures: dict[str, Any] = {"model": name, "point": point}
     times, peak = [], 0
     torch.manual_seed(1)
@@ -263,10 +267,10 @@ def measure(point: str, options: argparse.Namespace, expected: dict[bool, list[n
     figures["step_ms"] = 1e3 * statistics.median(times)
     figures["peak_bytes"] = peak
     torch._functorch.config.activation_memory_budget = 1.0
-    if told:
-        last = told[-1]
+    if plans:
+        last = plans[-1]
         figures |= {"predicted_bytes": last.predicted_bytes, "predicted_ns": last.time_ns}
-        figures |= {"plain_ns": last.plain_time_ns, "compilations": sum(one.compilations for one in told)}
+        figures |= {"plain_ns": last.plain_time_ns, "compilations": sum(plan.compilations for plan in plans)}
     print(json.dumps(figures) if options.json else text_of(figures, kind), flush=True)
 
 

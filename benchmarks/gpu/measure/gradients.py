@@ -121,16 +121,18 @@ def train(case: Case, run: Callable[..., torch.Tensor]) -> dict[str, torch.Tenso
         loss = run(case.inputs, case.labels)
         loss.backward()
     result = {"loss": loss.detach()}
-    result |= {name: one.grad.clone() for name, one in case.model.named_parameters() if one.grad is not None}
-    return result | {name: one.clone() for name, one in case.model.named_buffers()}
+    result |= {
+        name: parameter.grad.clone() for name, parameter in case.model.named_parameters() if parameter.grad is not None
+    }
+    return result | {name: buffer.clone() for name, buffer in case.model.named_buffers()}
 
 
 def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[int, float]:
     """Returns how many tensors differ, and the largest relative error of one of them."""
     errors = [
-        float((found[name].double() - one.double()).norm() / one.double().norm().clamp_min(1e-30))
-        for name, one in expected.items()
-        if name not in found or not torch.equal(found[name], one)
+        float((found[name].double() - tensor.double()).norm() / tensor.double().norm().clamp_min(1e-30))
+        for name, tensor in expected.items()
+        if name not in found or not torch.equal(found[name], tensor)
     ]
     return len(errors), max(errors, default=0.0)
 
@@ -164,7 +166,7 @@ def train_within(
 
 
 def check(name: str, device: torch.device, options: argparse.Namespace) -> bool:
-    told = sys.stderr if options.json else sys.stdout
+    log = sys.stderr if options.json else sys.stdout
     # Without warn_only memory-efficient attention is deterministic; convolutional models call operators that cannot be.
     torch.use_deterministic_algorithms(True, warn_only=name not in ("bert", "gpt2"))
     torch._dynamo.reset()
@@ -194,10 +196,10 @@ def check(name: str, device: torch.device, options: argparse.Namespace) -> bool:
             figures = {"model": name, "asked": asked, "budget": budget, "tensors": len(expected)}
             figures |= {"different": count, "largest_difference": error, "repeatable": repeated}
             print(json.dumps(figures), flush=True)
-        print(f"{name:13} {budget!s:10} {verdict}{note}", file=told, flush=True)
+        print(f"{name:13} {budget!s:10} {verdict}{note}", file=log, flush=True)
         if count and options.draws:
             case.model.load_state_dict(start)
-            print("   ", first_draw_apart(case, run, loss), file=told, flush=True)
+            print("   ", first_draw_apart(case, run, loss), file=log, flush=True)
         holds = holds and (count == 0 or not repeated)
     return holds
 
@@ -212,8 +214,8 @@ def main() -> int:
     options = parser.parse_args()
     torch.backends.cudnn.deterministic = True
     results = [check(name, torch.device(options.device), options) for name in options.models]
-    told = sys.stderr if options.json else sys.stdout
-    print(f"{sum(results)} passed, {len(results) - sum(results)} failed", file=told)
+    log = sys.stderr if options.json else sys.stdout
+    print(f"{sum(results)} passed, {len(results) - sum(results)} failed", file=log)
     return 0 if all(results) else 1
 
 

@@ -102,9 +102,9 @@ def step_difference(expected: Log, found: Log, step: int, rules: Rules) -> Failu
     scale = max([largest(value) for _, value in left], default=0.0)
     if rules.tolerance > 0 and (scale > DIVERGED or not all(is_finite(value) for _, value in left)):
         return None
-    for (name, one), (_, two) in zip(left, right, strict=True):
-        if not rules.is_same(one, two, scale, rules.noise.get((step, name), 0.0)):
-            return Failure("value", f"step {step}: {name} is {describe(two)}, expected {describe(one)}")
+    for (name, first), (_, second) in zip(left, right, strict=True):
+        if not rules.is_same(first, second, scale, rules.noise.get((step, name), 0.0)):
+            return Failure("value", f"step {step}: {name} is {describe(second)}, expected {describe(first)}")
     return None
 
 
