@@ -189,13 +189,13 @@ class Model:
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             result["time_ns"] = self.base_ns + round(solver.objective_value)
             result["bound_ns"] = self.base_ns + round(solver.best_objective_bound)
-            found = [
+            order = [
                 (start if is_there is True else solver.value(start), op["name"])
                 for op, runs in zip(self.ops, self.runs, strict=True)
                 for start, is_there in runs
                 if is_there is True or solver.boolean_value(is_there)
             ]
-            result["runs"] = [name for _, name in sorted(found)]
+            result["runs"] = [name for _, name in sorted(order)]
         return result
 
 
@@ -285,15 +285,15 @@ def main() -> None:
                 if options.results:
                     options.results.write_text(json.dumps(answers, indent=1))
             solver = answers[key]
-            found, best = plan["time_ns"], solver.get("time_ns")
-            change = f"{100 * (found / best - 1):+.2f} %" if found is not None and best else ""
+            time_ns, best = plan["time_ns"], solver.get("time_ns")
+            change = f"{100 * (time_ns / best - 1):+.2f} %" if time_ns is not None and best else ""
             ratio = 1000 * solver["seconds"] / plan["solve_ms"]
             if solver["seconds"] > LONG_SECONDS:
                 long_ratios.append(ratio)
             label = share if share.endswith("x") else f"smallest, {share}"
             print(
                 f"| {graph['name']} | {label} | {solver['status']} | {best or '-'} | {solver.get('bound_ns', '-')} | "
-                f"{solver['seconds']:.1f} | {found or plan['status']} | {change} | {plan['lower_bound_ns']} | "
+                f"{solver['seconds']:.1f} | {time_ns or plan['status']} | {change} | {plan['lower_bound_ns']} | "
                 f"{plan['solve_ms'] / 1000:.3f} | {ratio:.0f} |",
                 flush=True,
             )

@@ -58,9 +58,9 @@ def gradients(model: torch.nn.Module) -> list[torch.Tensor | None]:
     return made
 
 
-def assert_close(found: list[Any], expected: list[Any]) -> None:
-    assert len(found) == len(expected)
-    for position, (gradient, other) in enumerate(zip(found, expected, strict=True)):
+def assert_close(actual: list[Any], expected: list[Any]) -> None:
+    assert len(actual) == len(expected)
+    for position, (gradient, other) in enumerate(zip(actual, expected, strict=True)):
         assert (gradient is None) == (other is None), position
         if other is not None:
             scale = float(other.detach().abs().max())

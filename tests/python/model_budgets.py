@@ -146,11 +146,11 @@ class Compiled:
         for place in self.places():
             place.step.chosen.clear()
 
-    def allowed(self, found: Trained) -> list[int]:
+    def allowed(self, trained: Trained) -> list[int]:
         """Returns the bytes that a share, or no budget, allows in each step on top of the memory in use before it."""
         if not self.is_cut():
-            return found.allowed
-        return [limit - before for limit, before in zip(found.limits, found.before, strict=True)]
+            return trained.allowed
+        return [limit - before for limit, before in zip(trained.limits, trained.before, strict=True)]
 
     def attentions(self) -> collections.Counter[str]:
         calls = [call.node for place in self.places() for call in place.step.captured.calls]
@@ -253,17 +253,17 @@ class Row:
         return f"{self.model:24} {self.budget:22} {self.added:>12,} bytes{self.notes}  {verdict}"
 
 
-def tensor_faults(found: Trained, expected: Trained) -> list[str]:
-    names = [name for name in found.tensors if name in expected.tensors]
-    texts = [(name, difference(found.tensors[name], expected.tensors[name])) for name in names]
+def tensor_faults(trained: Trained, expected: Trained) -> list[str]:
+    names = [name for name in trained.tensors if name in expected.tensors]
+    texts = [(name, difference(trained.tensors[name], expected.tensors[name])) for name in names]
     wrong = [f"{name}: {text}" for name, text in texts if text]
     return [f"{len(wrong)} of {len(names)} tensors differ, first {wrong[0]}"] if wrong else []
 
 
-def prediction_faults(found: Trained) -> list[str]:
+def prediction_faults(trained: Trained) -> list[str]:
     return [
         f"step {index}: predicted {predicted:,}, measured {added:,} ({added - predicted:+,})"
-        for index, (predicted, added) in enumerate(zip(found.predicted, found.added, strict=True))
+        for index, (predicted, added) in enumerate(zip(trained.predicted, trained.added, strict=True))
         if abs(predicted - added) > PREDICTION_TOLERANCE * added
     ]
 
@@ -295,11 +295,11 @@ class Check:
             self.expected = self.training.train(traced)
         self.state_bytes = self.training.state_bytes()
 
-    def finish(self, budget: str, found: Trained, faults: list[str], notes: str = "") -> None:
-        self.report(Row(self.name, budget, max(found.added, default=0), faults, notes))
+    def finish(self, budget: str, trained: Trained, faults: list[str], notes: str = "") -> None:
+        self.report(Row(self.name, budget, max(trained.added, default=0), faults, notes))
 
-    def common_faults(self, found: Trained, step: Compiled) -> list[str]:
-        return tensor_faults(found, self.expected) + ([] if step.is_cut() else prediction_faults(found))
+    def common_faults(self, trained: Trained, step: Compiled) -> list[str]:
+        return tensor_faults(trained, self.expected) + ([] if step.is_cut() else prediction_faults(trained))
 
     def shares(self, step: Compiled) -> int:
         """Checks no budget and shares. Returns the memory that storing everything adds."""
@@ -307,15 +307,15 @@ class Check:
         for budget in ("1x", None, "0.75x", "0.5x"):
             step.set_budget(budget)
             try:
-                found = self.training.train(step)
+                trained = self.training.train(step)
             except headroom.BudgetError as error:
                 budget = re.search(r"the smallest that can is ([\d.]+x)", str(error)).group(1)
                 step.set_budget(budget)
-                found = self.training.train(step)
-            faults = over_faults(found.added, step.allowed(found), step) + self.common_faults(found, step)
+                trained = self.training.train(step)
+            faults = over_faults(trained.added, step.allowed(trained), step) + self.common_faults(trained, step)
             notes = ""
             if budget in (None, "1x"):
-                store_all = max(found.added)
+                store_all = max(trained.added)
                 plain = max(self.plain.added)
                 notes = f" (plain {plain:,}, {100 * (store_all / plain - 1):+.2f} %)"
                 is_known = self.name in ABOVE_PLAIN
@@ -326,7 +326,7 @@ class Check:
                     faults.append(f"attention {dict(attentions)}, of plain PyTorch {dict(self.attentions)}")
             if step.is_cut():
                 notes += f" {len(step.places())} graphs"
-            self.finish(budget or "none", found, faults, notes)
+            self.finish(budget or "none", trained, faults, notes)
         return store_all
 
     def smallest_bytes(self, step: Compiled) -> int:
@@ -345,9 +345,9 @@ class Check:
         before = self.training.meter.current_bytes()
         budget = (smallest_bytes + before + store_all_bytes) // 2 + self.state_bytes
         step.set_budget(budget)
-        found = self.training.train(step)
-        faults = over_faults(found.peaks, [budget] * STEPS, step) + self.common_faults(found, step)
-        self.finish(f"{budget} bytes", found, faults)
+        trained = self.training.train(step)
+        faults = over_faults(trained.peaks, [budget] * STEPS, step) + self.common_faults(trained, step)
+        self.finish(f"{budget} bytes", trained, faults)
 
     def smallest(self, name: str, smallest_bytes: int, steps: int) -> None:
         """Checks that budget with a newly compiled model, and the budget that is named once AdamW's state exists."""
@@ -355,22 +355,22 @@ class Check:
         training.reset()
         budget = smallest_bytes
         step = Compiled(training, budget)
-        found, budgets, faults = Trained(), [], []
-        while len(found.peaks) < steps:
+        trained, budgets, faults = Trained(), [], []
+        while len(trained.peaks) < steps:
             generator = copied(torch.get_rng_state())  # A later graph may refuse when earlier ones have drawn numbers.
             try:
-                training.step(step, found)
+                training.step(step, trained)
                 budgets.append(budget)
             except headroom.BudgetError as error:
                 named = error.smallest_budget_bytes
-                if len(found.peaks) != 1 or budget != smallest_bytes:
-                    faults.append(f"step {len(found.peaks)}: {budget:,} refused, {named:,} named")
+                if len(trained.peaks) != 1 or budget != smallest_bytes:
+                    faults.append(f"step {len(trained.peaks)}: {budget:,} refused, {named:,} named")
                     break
                 budget = named
                 step.set_budget(budget)
                 torch.set_rng_state(generator)
-        faults += over_faults(found.peaks, budgets, step) + self.common_faults(found, step)
-        self.finish(name, found, faults)
+        faults += over_faults(trained.peaks, budgets, step) + self.common_faults(trained, step)
+        self.finish(name, trained, faults)
 
     def outside(self, smallest_bytes: int, store_all_bytes: int) -> None:
         """Checks that no step but the first exceeds a number of bytes if the loss is outside of the compiled part."""
@@ -379,9 +379,9 @@ class Check:
         before = training.meter.current_bytes()
         budget = (smallest_bytes + before + store_all_bytes) // 2 + self.state_bytes
         training.plans.clear()
-        found = training.train(training.function(headroom.compile(training.model, budget, cache=False)))
-        faults = over_faults(found.peaks, [budget] * STEPS) + tensor_faults(found, self.expected)
-        self.finish("loss outside", found, faults)
+        trained = training.train(training.function(headroom.compile(training.model, budget, cache=False)))
+        faults = over_faults(trained.peaks, [budget] * STEPS) + tensor_faults(trained, self.expected)
+        self.finish("loss outside", trained, faults)
 
 
 def check(name: str, case: Case, report: Callable[[Row], None], *, is_outside: bool) -> None:

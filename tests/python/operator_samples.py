@@ -228,29 +228,29 @@ class Budgeted:
         return len(runs) - len(set(runs))
 
 
-def difference(found: torch.Tensor | None, expected: torch.Tensor | None) -> str:
+def difference(actual: torch.Tensor | None, expected: torch.Tensor | None) -> str:
     """Describes what differs bit for bit, where all NaNs are equal. Returns an empty text if nothing differs."""
-    if expected is None or found is None:
-        present = found if expected is None else expected
+    if expected is None or actual is None:
+        present = actual if expected is None else expected
         is_zero = present is None or not present.any()
         return "" if is_zero else "no gradient on one side"
-    if (found.shape, found.dtype, found.layout) != (expected.shape, expected.dtype, expected.layout):
-        return f"{found.dtype} {tuple(found.shape)} for {expected.dtype} {tuple(expected.shape)}"
-    if found.is_complex():
-        found, expected = (torch.view_as_real(tensor.resolve_conj()) for tensor in (found, expected))
-    is_same = (found == expected) | ((found != found) & (expected != expected))
-    if found.is_floating_point():
-        is_same &= (found != found) | (torch.signbit(found) == torch.signbit(expected))
+    if (actual.shape, actual.dtype, actual.layout) != (expected.shape, expected.dtype, expected.layout):
+        return f"{actual.dtype} {tuple(actual.shape)} for {expected.dtype} {tuple(expected.shape)}"
+    if actual.is_complex():
+        actual, expected = (torch.view_as_real(tensor.resolve_conj()) for tensor in (actual, expected))
+    is_same = (actual == expected) | ((actual != actual) & (expected != expected))
+    if actual.is_floating_point():
+        is_same &= (actual != actual) | (torch.signbit(actual) == torch.signbit(expected))
     if bool(is_same.all()):
         return ""
-    worst = (found.double() - expected.double()).abs().nan_to_num(float("inf")).max().item()
-    return f"{int((~is_same).sum())} of {found.numel()} numbers differ, by {worst:.3g} at most"
+    worst = (actual.double() - expected.double()).abs().nan_to_num(float("inf")).max().item()
+    return f"{int((~is_same).sum())} of {actual.numel()} numbers differ, by {worst:.3g} at most"
 
 
-def differences(found: Ran, expected: Ran) -> list[str]:
-    if found.tensors.keys() != expected.tensors.keys():
-        return [f"{sorted(found.tensors)} for {sorted(expected.tensors)}"]
-    named = [(name, difference(tensor, expected.tensors[name])) for name, tensor in found.tensors.items()]
+def differences(actual: Ran, expected: Ran) -> list[str]:
+    if actual.tensors.keys() != expected.tensors.keys():
+        return [f"{sorted(actual.tensors)} for {sorted(expected.tensors)}"]
+    named = [(name, difference(tensor, expected.tensors[name])) for name, tensor in actual.tensors.items()]
     return [f"{name}: {text}" for name, text in named if text]
 
 
@@ -367,11 +367,11 @@ def run_inductor(sample: Sample, budget: str) -> Ran:
     raise AssertionError(f"the smallest budget that errors name, at last {smallest}, does not do")
 
 
-def far_differences(found: Ran, expected: Ran) -> list[str]:
+def far_differences(actual: Ran, expected: Ran) -> list[str]:
     """Describes what is not close by the tolerances of torch.testing, scaled by the maximum of each tensor."""
     texts = []
     for name, tensor in expected.tensors.items():
-        other = found.tensors[name]
+        other = actual.tensors[name]
         if tensor is None or other is None:
             texts += [f"{name}: {text}" for text in [difference(other, tensor)] if text]
             continue

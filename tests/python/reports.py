@@ -22,9 +22,9 @@ def planned(graph: Path, budget: str, folder: Path) -> tuple[Path, Any]:
 
 def data_of(page: Path) -> Any:
     text = page.read_text()
-    found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert len(found) == 1
-    return json.loads(found[0])
+    blocks = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert len(blocks) == 1
+    return json.loads(blocks[0])
 
 
 def copies_of(data: Any) -> list[tuple[int, int, int]]:
@@ -37,7 +37,7 @@ def measured_trace(graph: Path, steps: Path, path: Path) -> Path:
     """Writes a trace as `headroom-train --trace` does if it measures a byte more than predicted."""
     simulated = result_of("simulate", graph, steps)
     document = json.loads(steps.read_text())["steps"]
-    found = [
+    entries = [
         {
             "op": step["run"],
             "node": f"layer.{step['run']}",
@@ -49,5 +49,5 @@ def measured_trace(graph: Path, steps: Path, path: Path) -> Path:
         for position, step in enumerate(document)
         if "run" in step
     ]
-    path.write_text(json.dumps({"traceEvents": [], "steps": found}))
+    path.write_text(json.dumps({"traceEvents": [], "steps": entries}))
     return path

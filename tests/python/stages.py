@@ -183,12 +183,12 @@ def gradients_of(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.grad for parameter in model.parameters()]
 
 
-def expect_equal(found: list, expected: list, text: str = "") -> None:
-    assert len(found) == len(expected), text
+def expect_equal(actual: list, expected: list, text: str = "") -> None:
+    assert len(actual) == len(expected), text
     wrong = [
         i
-        for i, (actual, reference) in enumerate(zip(found, expected, strict=True))
-        if not torch.equal(actual, reference)
+        for i, (tensor, reference) in enumerate(zip(actual, expected, strict=True))
+        if not torch.equal(tensor, reference)
     ]
     assert wrong == [], text
 

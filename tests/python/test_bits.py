@@ -22,13 +22,13 @@ pytestmark = pytest.mark.usefixtures("alone", "fresh_device")
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.9])
 def test_dropout_of_any_rate(rate: float) -> None:
     x = torch.randn(64, 64, requires_grad=True)
-    found = []
+    results = []
     for use in (lambda x: functional.dropout(x.sin(), rate), None):
         function = use or headroom.compile(lambda x: functional.dropout(x.sin(), rate), "1x")
         torch.manual_seed(1)
         y = function(x)
-        found.append((y, *torch.autograd.grad(y.square().sum(), x)))
-    assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
+        results.append((y, *torch.autograd.grad(y.square().sum(), x)))
+    assert all(torch.equal(left, right) for left, right in zip(*results, strict=True))
 
 
 def test_dropout_of_a_transposed_tensor() -> None:
@@ -53,8 +53,8 @@ def test_views_of_results_that_kernels_lay_out_otherwise(budget: str) -> None:
 
     wanted = [x, weight, bias]
     expected = torch.autograd.grad(function(x), wanted)
-    found = torch.autograd.grad(headroom.compile(function, budget)(x), wanted)
-    assert all(torch.equal(left, right) for left, right in zip(expected, found, strict=True))
+    actual = torch.autograd.grad(headroom.compile(function, budget)(x), wanted)
+    assert all(torch.equal(left, right) for left, right in zip(expected, actual, strict=True))
 
 
 INTERPOLATIONS = [
@@ -102,9 +102,9 @@ def test_only_a_mask_that_masks_nothing_is_dropped(seen: int, *, is_kept: bool) 
         return gm
 
     x = torch.randn(1024)
-    found = torch.compile(lambda x: attend(x, seen), backend=backend)(x)
+    actual = torch.compile(lambda x: attend(x, seen), backend=backend)(x)
     assert [mask is not None for mask in masks] == [is_kept]
-    torch.testing.assert_close(found, attend(x, seen), equal_nan=True)
+    torch.testing.assert_close(actual, attend(x, seen), equal_nan=True)
 
 
 # The behaviour of transformers while traced, in files of the same names.
@@ -174,9 +174,9 @@ def test_masks_that_only_tracing_writes_out(kind: str, key_heads: int) -> None:
     train(run)
     planned = headroom.plan(loss, queries, keys, cache=False)
     assert planned.peak - planned.before == plans[-1].predicted_bytes
-    found_bytes, found = train(run)
-    assert all(map(torch.equal, found, expected))
-    assert found_bytes <= 1.01 * plain_bytes
+    actual_bytes, actual = train(run)
+    assert all(map(torch.equal, actual, expected))
+    assert actual_bytes <= 1.01 * plain_bytes
 
 
 def test_masks_of_others_are_kept() -> None:
@@ -207,15 +207,15 @@ def test_layers_share_one_converted_mask() -> None:
         return x.square().sum()
 
     meter = headroom.Meter(torch.device("cpu"))
-    found = []
+    results = []
     run = headroom.compile(loss, "1x", cache=False)
     run(x, is_seen)
     for function in (loss, run):
         before = meter.current_bytes()
         meter.reset_peak()
         (gradient,) = torch.autograd.grad(function(x, is_seen), x)
-        found.append((meter.peak_bytes() - before, gradient))
-    (plain_bytes, expected), (found_bytes, gradient) = found
+        results.append((meter.peak_bytes() - before, gradient))
+    (plain_bytes, expected), (actual_bytes, gradient) = results
     assert torch.equal(gradient, expected)
     one_mask = 2 * 64 * 64 * 4
-    assert found_bytes <= plain_bytes - 3 * one_mask
+    assert actual_bytes <= plain_bytes - 3 * one_mask

@@ -269,9 +269,9 @@ def test_numbers_that_a_model_makes_tensors_of_take_no_part_of_a_budget() -> Non
     for _ in range(2):
         runs.append(compiled(smallest))
         runs[-1](x).backward()
-        found = [parameter.grad for parameter in model.parameters()]
-        assert all(map(torch.equal, found, expected))
-        del found
+        gradients = [parameter.grad for parameter in model.parameters()]
+        assert all(map(torch.equal, gradients, expected))
+        del gradients
         model.zero_grad()
 
 

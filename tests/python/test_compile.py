@@ -31,10 +31,10 @@ def make(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
     return model, inputs, labels
 
 
-def expect_same(found: Trained, expected: Trained) -> None:
-    assert found.losses == expected.losses
-    assert found.tensors.keys() == expected.tensors.keys()
-    different = [name for name, tensor in expected.tensors.items() if not torch.equal(found.tensors[name], tensor)]
+def expect_same(actual: Trained, expected: Trained) -> None:
+    assert actual.losses == expected.losses
+    assert actual.tensors.keys() == expected.tensors.keys()
+    different = [name for name, tensor in expected.tensors.items() if not torch.equal(actual.tensors[name], tensor)]
     assert different == []
 
 
@@ -53,10 +53,10 @@ def test_budgets_are_kept_and_bits_are_those_of_plain_training(name: str) -> Non
             continue
         model.load_state_dict(start)
         run.set_budget(f"{share:.9f}x")
-        found = train(model, run, inputs, labels)
-        expect_same(found, expected)
-        assert max(found.peaks) <= share * added, share
-        assert abs(max(found.peaks) - run.predicted_bytes()) <= 0.005 * max(found.peaks), share
+        actual = train(model, run, inputs, labels)
+        expect_same(actual, expected)
+        assert max(actual.peaks) <= share * added, share
+        assert abs(max(actual.peaks) - run.predicted_bytes()) <= 0.005 * max(actual.peaks), share
 
 
 def test_a_plan_predicts_the_peak_of_training() -> None:
@@ -148,8 +148,8 @@ def test_bf16_autocast(name: str) -> None:
         return [loss.detach(), *[parameter.grad for parameter in model.parameters()]]
 
     expected = run(lambda model: model)
-    found = run(lambda model: headroom.compile(model, "0.8x"))
-    assert all(torch.equal(left, right) for left, right in zip(found, expected, strict=True))
+    actual = run(lambda model: headroom.compile(model, "0.8x"))
+    assert all(torch.equal(left, right) for left, right in zip(actual, expected, strict=True))
 
 
 def gradients_of(model: torch.nn.Module, function: Callable[..., torch.Tensor], *args: object) -> dict:
@@ -177,10 +177,10 @@ def expect_plain(
     start = copy.deepcopy(model.state_dict())
     expected = gradients_of(model, plain or function, *args)
     model.load_state_dict(start)
-    found = gradients_of(model, headroom.compile(function, budget), *args)
+    actual = gradients_of(model, headroom.compile(function, budget), *args)
     for name, tensor in expected.items():
-        assert (tensor is None) == (found[name] is None), name
-        assert tensor is None or torch.equal(tensor, found[name]), name
+        assert (tensor is None) == (actual[name] is None), name
+        assert tensor is None or torch.equal(tensor, actual[name]), name
 
 
 def test_a_users_own_checkpoint() -> None:
@@ -276,8 +276,8 @@ def test_statistics_are_written_where_they_are_and_once() -> None:
     assert (len(updating), sum(call.node.target is functional for call in calls)) == (6, 3)
     run.set_smallest_budget()
     model.load_state_dict(start)
-    found = gradients_of(model, run, inputs)
-    assert [name for name, tensor in expected.items() if not torch.equal(tensor, found[name])] == []
+    actual = gradients_of(model, run, inputs)
+    assert [name for name, tensor in expected.items() if not torch.equal(tensor, actual[name])] == []
     assert any(run.ran().count(name) > 1 for name in updating)
 
 
@@ -296,11 +296,11 @@ def test_a_model_in_two_graphs() -> None:
     model = Broken()
     inputs = torch.randn(8, 16)
     headroom.compile(model, "1x")(inputs).sum().backward()
-    found = [parameter.grad.clone() for parameter in model.parameters()]
+    actual = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     model(inputs).sum().backward()
     assert all(
-        torch.equal(gradient, parameter.grad) for gradient, parameter in zip(found, model.parameters(), strict=True)
+        torch.equal(gradient, parameter.grad) for gradient, parameter in zip(actual, model.parameters(), strict=True)
     )
 
 
@@ -314,11 +314,11 @@ def test_several_inputs_and_outputs() -> None:
     x, y = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8, requires_grad=True)
     first, second, same = headroom.compile(model, "1x")(x, y)
     (first.sum() + 2 * second.sum() + same.sum()).backward()
-    found = [x.grad.clone(), y.grad.clone(), linear.weight.grad.clone()]
+    actual = [x.grad.clone(), y.grad.clone(), linear.weight.grad.clone()]
     x.grad = y.grad = linear.weight.grad = None
     first, second, same = model(x, y)
     (first.sum() + 2 * second.sum() + same.sum()).backward()
-    assert all(torch.equal(a, b) for a, b in zip(found, [x.grad, y.grad, linear.weight.grad], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actual, [x.grad, y.grad, linear.weight.grad], strict=True))
 
 
 def test_parameters_behind_unused_outputs_get_zeros_as_in_aot_eager() -> None:

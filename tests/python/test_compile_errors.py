@@ -199,11 +199,12 @@ def test_symbolic_sizes_are_planned_one_by_one(dynamic: bool | None) -> None:
         x = torch.randn(size, 16)
         model.zero_grad()
         run(x).backward()
-        found = [parameter.grad.clone() for parameter in model.parameters()]
+        actual = [parameter.grad.clone() for parameter in model.parameters()]
         model.zero_grad()
         model(x).sum().backward()
         assert all(
-            torch.equal(gradient, parameter.grad) for gradient, parameter in zip(found, model.parameters(), strict=True)
+            torch.equal(gradient, parameter.grad)
+            for gradient, parameter in zip(actual, model.parameters(), strict=True)
         )
 
 
@@ -281,7 +282,7 @@ def test_conditions_run_through_python() -> None:
         modules.zero_grad()
         loss = run(x)
         loss.backward()
-        found = [parameter.grad for parameter in modules.parameters()]
+        actual = [parameter.grad for parameter in modules.parameters()]
         chosen = first if x.sum() > 0 else second
         modules.zero_grad()
         y = chosen(x).sin() if x.sum() > 0 else chosen(x).cos()
@@ -289,7 +290,7 @@ def test_conditions_run_through_python() -> None:
         expected.backward()
         assert torch.equal(loss, expected)
         gradients = {id(parameter): parameter.grad for parameter in chosen.parameters()}
-        for parameter, gradient in zip(modules.parameters(), found, strict=True):
+        for parameter, gradient in zip(modules.parameters(), actual, strict=True):
             if id(parameter) in gradients:
                 assert torch.equal(gradient, gradients[id(parameter)])
             else:
@@ -344,8 +345,8 @@ def test_higher_order_operators_run_through_python(function: Callable[..., torch
     torch.manual_seed(0)
     weight, x = torch.randn(8, 8, requires_grad=True), torch.randn(16, 8)
     expected = torch.autograd.grad(function(x, weight).sum(), weight)
-    found = torch.autograd.grad(headroom.compile(lambda tensor: function(tensor, weight).sum(), "1x")(x), weight)
-    assert torch.equal(found[0], expected[0])
+    actual = torch.autograd.grad(headroom.compile(lambda tensor: function(tensor, weight).sum(), "1x")(x), weight)
+    assert torch.equal(actual[0], expected[0])
 
 
 def test_a_model_that_was_made_before_the_import_is_no_negative_number() -> None:

@@ -114,9 +114,9 @@ def test_the_whole_step_keeps_to_a_budget_in_bytes(kind: str) -> None:
         budget = meter.current_bytes() + state + int(share * added)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = peaks_of(step_of(headroom.compile(model, budget), inputs), model)
+            actual = peaks_of(step_of(headroom.compile(model, budget), inputs), model)
         assert all(torch.equal(left, right) for left, right in zip(gradients(model), expected, strict=True))
-        assert max(peak for _, peak in found[1:]) <= budget
+        assert max(peak for _, peak in actual[1:]) <= budget
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,8 +129,8 @@ def test_the_whole_step_keeps_to_a_share(kind: str) -> None:
         model, inputs, step_of = make(kind)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = peaks_of(step_of(headroom.compile(model, f"{share}x"), inputs), model)
-        assert max(peak - before for before, peak in found[1:]) <= share * added
+            actual = peaks_of(step_of(headroom.compile(model, f"{share}x"), inputs), model)
+        assert max(peak - before for before, peak in actual[1:]) <= share * added
 
 
 def test_a_graph_without_room_says_so_once() -> None:
@@ -160,10 +160,10 @@ def test_a_forward_without_backward_leaves_nothing() -> None:
     del result
     assert headroom.current_bytes() == before
     run(inputs).sum().backward()
-    found = gradients(model)
+    actual = gradients(model)
     model.zero_grad()
     model(inputs).sum().backward()
-    assert all(torch.equal(left, right) for left, right in zip(found, gradients(model), strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(actual, gradients(model), strict=True))
 
 
 def peaks_with_wide_output(*, holds: bool) -> tuple[int, int]:

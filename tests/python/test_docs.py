@@ -19,8 +19,8 @@ SOURCES = [path for folder in ("headroom", "report") for path in (ROOT / folder)
 
 
 def blocks_of(path: Path, language: str) -> Iterator[str]:
-    for found, block in re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL):
-        if found == language:
+    for block_language, block in re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL):
+        if block_language == language:
             yield block
 
 

@@ -115,15 +115,15 @@ def steps(net: Net, run: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
     global calls
     calls = 0
     torch.manual_seed(1)
-    found = []
+    actual = []
     for _ in range(3):
         x = torch.randn(32, 16, requires_grad=True)
         result = run(x)
         noise = torch.rand_like(result)
         (result * noise).sum().backward()
-        found += [result.detach(), x.grad, net.linear.weight.grad, torch.rand(2)]
+        actual += [result.detach(), x.grad, net.linear.weight.grad, torch.rand(2)]
         net.zero_grad()
-    return found
+    return actual
 
 
 @each_operation
@@ -134,8 +134,8 @@ def test_draws_and_calls_of_eager_kernels(operation: Callable[[torch.Tensor], to
     for smallest in (False, True):
         if smallest:
             run.set_smallest_budget()
-        found = steps(net, run)
-        assert all(torch.equal(ours, plain) for ours, plain in zip(found, expected, strict=True)), smallest
+        actual = steps(net, run)
+        assert all(torch.equal(ours, plain) for ours, plain in zip(actual, expected, strict=True)), smallest
     assert run.reruns()
 
 

@@ -88,14 +88,14 @@ def test_sums_of_gradients_after_backward_are_part_of_the_step() -> None:
 
     def peaks(budget: int) -> list[int]:
         torch._dynamo.reset()
-        run, found = headroom.compile(torch.tanh, budget, cache=False), []
+        run, peak_bytes = headroom.compile(torch.tanh, budget, cache=False), []
         for _ in range(4):
             meter.reset_peak()
             y = run(x)
             gradients = torch.autograd.grad(((x + y) * 2).sum(), [y, x])
-            found.append(meter.peak_bytes())
+            peak_bytes.append(meter.peak_bytes())
             del y, gradients
-        return found
+        return peak_bytes
 
     # Live at the peak: y, its gradient, which is asked for, the graph's gradient of x, and the sum of that and the
     # gradient of x from outside. While the loss is computed there is one tensor less.

@@ -93,9 +93,9 @@ def test_what_is_drawn_again_is_the_same(fallback_random: bool) -> None:
 
     with torch._inductor.config.patch(fallback_random=fallback_random):
         expected = gradients(lambda model: torch.compile(model, dynamic=False))
-        found = gradients(at_the_smallest)
+        actual = gradients(at_the_smallest)
     scale = float(max(gradient.norm() for gradient in expected))
-    for gradient, reference in zip(found, expected, strict=True):
+    for gradient, reference in zip(actual, expected, strict=True):
         torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-6 * scale)
 
 
@@ -181,8 +181,8 @@ def test_what_the_plan_did_not_know_of_is_left_free_by_the_next(monkeypatch: pyt
     try_step = kernels.try_step
 
     def take_more(*arguments: Any) -> trial.Trial:
-        found = try_step(*arguments)
-        return found._replace(added_bytes=found.added_bytes + excess)
+        outcome = try_step(*arguments)
+        return outcome._replace(added_bytes=outcome.added_bytes + excess)
 
     monkeypatch.setattr(kernels, "try_step", take_more)
     model, batch = make("gpt")
@@ -202,8 +202,8 @@ def test_what_was_compiled_before_is_in_inductor_s_cache(budget: str) -> None:
             torch._dynamo.utils.counters["inductor"].clear()
             train(model, headroom.compile(loss_of(model), budget, kernels="inductor"), batch)
             # PyTorch may put another in its place while it compiles.
-            found = torch._dynamo.utils.counters["inductor"]
-            caches = {name: count for name, count in found.items() if name.startswith("fxgraph_cache")}
+            counters = torch._dynamo.utils.counters["inductor"]
+            caches = {name: count for name, count in counters.items() if name.startswith("fxgraph_cache")}
             assert list(caches) == [expected]
             counts.append(caches[expected])  # Of forward and backward, of one trial or of several.
             gradients.append([parameter.grad for parameter in model.parameters()])

@@ -129,5 +129,5 @@ def test_a_kernel_that_reads_the_result_of_a_scatter_runs_after_it() -> None:
     weight = torch.randn(16, 16, dtype=torch.float64, generator=generator)
     with smallest_kernel_plans():
         result = headroom.compile(function, "1x", kernels="inductor", cache=False)(x)
-    found, expected = (torch.autograd.grad((value * 2).sum(), x)[0] for value in (result, function(x)))
-    torch.testing.assert_close(found, expected)
+    actual, expected = (torch.autograd.grad((value * 2).sum(), x)[0] for value in (result, function(x)))
+    torch.testing.assert_close(actual, expected)

@@ -52,9 +52,9 @@ def test_results_may_be_views_of_each_other_and_of_inputs(budget: str) -> None:
     assert output is inputs[1]
     gradients(model)
     step(inputs[1])[0].square().sum().backward()
-    found = gradients(model)
+    actual = gradients(model)
     run(inputs[1])[0].square().sum().backward()
-    assert_close(found, gradients(model))
+    assert_close(actual, gradients(model))
     assert_recomputes(plans, budget)
 
 
@@ -79,11 +79,11 @@ def test_sizes_and_numbers_may_change(dynamic: bool | None) -> None:
     calls = [(8, 4), (9, 5), (7, 6), (7, 3), (1, 1), (8, 4)]
     for size, rows in calls:
         x = torch.randn(size, 4)
-        found, expected = step(x, rows), run(x, rows)
+        actual, expected = step(x, rows), run(x, rows)
         gradient = torch.randn_like(expected)
-        assert_close([found], [expected])
+        assert_close([actual], [expected])
         assert_close(
-            list(torch.autograd.grad(found, weight, gradient)), list(torch.autograd.grad(expected, weight, gradient))
+            list(torch.autograd.grad(actual, weight, gradient)), list(torch.autograd.grad(expected, weight, gradient))
         )
     assert len(plans) == len(set(calls))
 
@@ -212,9 +212,9 @@ def test_changes_between_forward_and_backward_are_errors(budget: str) -> None:
     assert_recomputes(plans, budget)
     gradients(model)
     step(batch()).sum().backward()
-    found = gradients(model)
+    actual = gradients(model)
     model(batch()).sum().backward()
-    assert_close(found, gradients(model))
+    assert_close(actual, gradients(model))
 
 
 @each_budget
@@ -223,7 +223,7 @@ def test_incoming_gradients_are_not_written_over(budget: str) -> None:
     step, plans = compiled(model, budget)
     gradient = batch(5)
     kept = gradient.clone()
-    found: list[list[Any]] = []
+    actual: list[list[Any]] = []
     for run in (model, step):
         x = batch(requires_grad=True)
         y = run(x)
@@ -237,8 +237,8 @@ def test_incoming_gradients_are_not_written_over(budget: str) -> None:
         made = [x.grad, *gradients(model)]
         y = run(x)
         made += torch.autograd.grad(y.square().sum(), [y, *model.parameters()])
-        found.append(made)
-    assert_close(found[1], found[0])
+        actual.append(made)
+    assert_close(actual[1], actual[0])
     assert_recomputes(plans, budget)
 
 
@@ -361,7 +361,7 @@ class Drawing(torch.nn.Module):
 
 
 def test_random_numbers_are_the_same_within_any_budget() -> None:
-    found: list[list[Any]] = []
+    actual: list[list[Any]] = []
     for budget in ("10x", "0.8x", "0.75x"):
         model = Drawing()
         step, _ = compiled(model, budget)
@@ -371,10 +371,10 @@ def test_random_numbers_are_the_same_within_any_budget() -> None:
             loss = step(batch())
             loss.backward()
             results += [loss.detach(), *gradients(model), model.seen.clone()]
-        found.append([*results, torch.get_rng_state().float()])
+        actual.append([*results, torch.get_rng_state().float()])
         assert not torch.equal(results[0], results[len(results) // 2])
-    assert_close(found[1], found[0])
-    assert_close(found[2], found[0])
+    assert_close(actual[1], actual[0])
+    assert_close(actual[2], actual[0])
 
 
 class _Fails(torch.autograd.Function):

@@ -32,7 +32,9 @@ def test_a_plan_that_keeps_to_its_budget_is_not_refused_once_it_is_measured() ->
     with mock.patch.object(excess, "counts_whole_blocks", return_value=True):
         peaks, before = train(smallest_budget(), hidden_bytes=0)
         taken = int(0.0265 * (peaks[-1] - before[-1]))  # Nearly all of the reserve of a first step.
-        with mock.patch.object(excess.Excess, "measure", lambda self, found: measure(self, found + taken)):
+        with mock.patch.object(
+            excess.Excess, "measure", lambda self, measured_bytes: measure(self, measured_bytes + taken)
+        ):
             same, _ = train(smallest_budget(), hidden_bytes=0)
     assert same == peaks
 

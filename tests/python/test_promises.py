@@ -109,8 +109,8 @@ def test_gradients_that_others_hold_are_not_written_over(use: Callable[..., list
     start = torch.tensor([[-1.0, 2.0], [3.0, -4.0]])
     expected = use(start.clone().requires_grad_(), torch.relu)
     for step in range(5):  # The next step uses the measurements of a step.
-        found = use(start.clone().requires_grad_(), f)
-        assert [tensor.tolist() for tensor in found] == [tensor.tolist() for tensor in expected], step
+        actual = use(start.clone().requires_grad_(), f)
+        assert [tensor.tolist() for tensor in actual] == [tensor.tolist() for tensor in expected], step
 
 
 def test_a_gradient_that_nobody_holds_is_written_over() -> None:
@@ -173,8 +173,8 @@ def expect_plain(model: nn.Module, loss_of: Callable[..., torch.Tensor], *budget
     for budget in budgets:
         torch._dynamo.reset()
         model.load_state_dict(start)
-        found = gradients_of(model, loss_of, headroom.compile(model, budget))
-        assert [name for name, value in expected.items() if not torch.equal(value, found[name])] == [], budget
+        actual = gradients_of(model, loss_of, headroom.compile(model, budget))
+        assert [name for name, value in expected.items() if not torch.equal(value, actual[name])] == [], budget
 
 
 # ---- Reruns read what the first run read.
@@ -240,8 +240,8 @@ def test_reruns_do_not_read_what_the_step_has_changed(kind: str) -> None:
         if smallest:
             run.set_smallest_budget()
         model.load_state_dict(start)
-        found = gradients_of(model, loss_of, run)
-        assert [name for name, value in expected.items() if not torch.equal(value, found[name])] == [], smallest
+        actual = gradients_of(model, loss_of, run)
+        assert [name for name, value in expected.items() if not torch.equal(value, actual[name])] == [], smallest
     assert run.reruns()
 
 
@@ -258,10 +258,10 @@ def test_an_input_that_the_step_changes() -> None:
     (expected,) = torch.autograd.grad(function(x), weight)
     run = Budgeted(function)
     for budget in ("1x", None):
-        found_x = start.clone()
-        (found,) = torch.autograd.grad(run(found_x), weight)
-        assert torch.equal(found, expected), budget
-        assert torch.equal(found_x, x)
+        actual_x = start.clone()
+        (actual,) = torch.autograd.grad(run(actual_x), weight)
+        assert torch.equal(actual, expected), budget
+        assert torch.equal(actual_x, x)
         run.set_smallest_budget()
 
 
@@ -297,7 +297,7 @@ def test_changes_of_what_backward_does_not_read_are_not_refused() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return layer(x).tanh() * 2
 
-    found = []
+    actual = []
     for use in (model, headroom.compile(model, "1x")):
         layer.load_state_dict({"weight": torch.eye(4), "bias": torch.zeros(4)})
         x = torch.ones(3, 4, requires_grad=True)
@@ -306,8 +306,8 @@ def test_changes_of_what_backward_does_not_read_are_not_refused() -> None:
             layer.bias.add_(1)
             y.add_(1)
         y.sum().backward()
-        found.append(x.grad)
-    assert torch.equal(*found)
+        actual.append(x.grad)
+    assert torch.equal(*actual)
 
 
 def test_a_rerun_that_would_read_a_changed_bias_is_refused() -> None:

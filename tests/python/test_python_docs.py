@@ -34,21 +34,21 @@ def test_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(backends._BACKENDS, "headroom", None)
     names: dict[str, object] = {}
     torch.manual_seed(0)
-    found = examples("python.md")
-    for example, _ in found:
+    shown_examples = examples("python.md")
+    for example, _ in shown_examples:
         exec(example, names)
-    assert len(found) == 7
+    assert len(shown_examples) == 7
     assert names["half"].peak < names["plan"].peak
     assert 1 < names["batch"] < 1024
 
 
 def test_the_tutorial(tmp_path: Path) -> None:
     """Runs the examples in a separate process, because the output depends on the memory in use."""
-    found = examples("tutorial-python.md")
-    assert len(found) == 10
+    shown_examples = examples("tutorial-python.md")
+    assert len(shown_examples) == 10
     separator = "-- next example --\n"
     script = tmp_path / "tutorial.py"
-    script.write_text(f"print({separator!r}, end='')\n".join(example for example, _ in found))
+    script.write_text(f"print({separator!r}, end='')\n".join(example for example, _ in shown_examples))
     package = str(Path(headroom.__file__).parents[1].resolve())
     environment = {**os.environ, "PYTHONPATH": package, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -64,10 +64,10 @@ def test_the_tutorial(tmp_path: Path) -> None:
         pytest.skip("headroom was built without the report page")
     assert done.returncode == 0, done.stderr
     printed = done.stdout.split(separator)
-    for (example, shown), text in zip(found, printed, strict=True):
+    for (example, shown), text in zip(shown_examples, printed, strict=True):
         assert_as_shown(text, shown, example)
     assert "</html>" in (tmp_path / "plan.html").read_text()
-    assert len([shown for _, shown in found if shown]) == 8
+    assert len([shown for _, shown in shown_examples if shown]) == 8
 
 
 def assert_as_shown(printed: str, shown: str, example: str) -> None:

@@ -154,8 +154,8 @@ def test_the_curve_is_where_it_should_be(unet_report: Path, read: Callable[..., 
         distance = [sum(abs(a - b) for a, b in zip(pixel, blue, strict=True)) for pixel in column]
         y = distance.index(min(distance))
         assert min(distance) < 60, run
-        found = top * (1 - (y + 0.5) / len(column))
-        assert found == pytest.approx(data["runs"]["moment_bytes"][run], abs=2.5 * top / len(column))
+        bytes_ = top * (1 - (y + 0.5) / len(column))
+        assert bytes_ == pytest.approx(data["runs"]["moment_bytes"][run], abs=2.5 * top / len(column))
 
 
 def assert_marked(reader: Reader, plot: dict[str, float], run: int, runs: int) -> None:
@@ -406,7 +406,7 @@ def test_phone(unet_report: Path, read: Callable[..., Reader]) -> None:
 
 
 def map_colours(reader: Reader) -> set[tuple[int, int, int]]:
-    found = reader.page.locator("#map canvas").evaluate(
+    colours = reader.page.locator("#map canvas").evaluate(
         """(canvas) => {
           const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", {willReadFrequently: true});
           copy.drawImage(canvas, 0, 0);
@@ -416,7 +416,7 @@ def map_colours(reader: Reader) -> set[tuple[int, int, int]]:
           return Array.from(colours);
         }"""
     )
-    return {tuple(map(int, text.split(","))) for text in found}
+    return {tuple(map(int, text.split(","))) for text in colours}
 
 
 def test_paper(unet_report: Path, read: Callable[..., Reader]) -> None:
@@ -536,9 +536,9 @@ def large_plan(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def when(reader: Reader, event: str) -> float:
     """Milliseconds from the beginning of loading."""
     for _ in range(100):
-        found = reader.page.evaluate("name => performance.getEntriesByName(name).map(one => one.startTime)", event)
-        if found:
-            return found[0]
+        times = reader.page.evaluate("name => performance.getEntriesByName(name).map(one => one.startTime)", event)
+        if times:
+            return times[0]
         reader.page.wait_for_timeout(50)
     raise TimeoutError(event)
 

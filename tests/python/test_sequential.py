@@ -53,9 +53,9 @@ def train_sequential(model: nn.Sequential, run: nn.Module, inputs: torch.Tensor)
     return train(model, lambda batch, _: run(batch), inputs, inputs)
 
 
-def expect_same(found: Trained, expected: Trained) -> None:
-    assert found.losses == expected.losses
-    assert [name for name, tensor in expected.tensors.items() if not torch.equal(found.tensors[name], tensor)] == []
+def expect_same(actual: Trained, expected: Trained) -> None:
+    assert actual.losses == expected.losses
+    assert [name for name, tensor in expected.tensors.items() if not torch.equal(actual.tensors[name], tensor)] == []
 
 
 def predicted_bytes(run: headroom.Sequential) -> int:
@@ -86,9 +86,9 @@ def test_budgets_are_kept_and_bits_are_those_of_plain_training(make: object) -> 
         model.load_state_dict(start)
         model.zero_grad()
         run = headroom.Sequential(model, f"{share:.9f}x")
-        found = train_sequential(model, run, inputs)
-        expect_same(found, expected)
-        peak = max(found.peaks[1:])
+        actual = train_sequential(model, run, inputs)
+        expect_same(actual, expected)
+        peak = max(actual.peaks[1:])
         assert peak <= share * added + 1
         assert peak == pytest.approx(predicted_bytes(run), rel=0.005)
 

@@ -40,9 +40,9 @@ def test_stages_with_state_train_as_plainly(kind: str) -> None:
     plain = blocks(STATEFUL[kind])
     model, x = copy.deepcopy(plain), batch()
     for share in (stages.smallest_share(copy.deepcopy(model), x), "0.8x"):
-        expected, found = copy.deepcopy(plain), copy.deepcopy(model)
-        run = headroom.Sequential(found, share)
-        for trained, forward in ((expected, expected), (found, run)):
+        expected, actual = copy.deepcopy(plain), copy.deepcopy(model)
+        run = headroom.Sequential(actual, share)
+        for trained, forward in ((expected, expected), (actual, run)):
             torch.manual_seed(2)
             optimizer = torch.optim.SGD(trained.parameters(), 0.1)
             for step in range(3):
@@ -51,10 +51,10 @@ def test_stages_with_state_train_as_plainly(kind: str) -> None:
                 optimizer.step()
             trained.random = torch.get_rng_state()
         text = f"{kind}, {share}"
-        expect_equal(gradients_of(found), gradients_of(expected), text)
-        expect_equal(list(found.state_dict().values()), list(expected.state_dict().values()), text)
-        assert torch.equal(found.random, expected.random), text
-        for block, reference in zip(found, expected, strict=True):
+        expect_equal(gradients_of(actual), gradients_of(expected), text)
+        expect_equal(list(actual.state_dict().values()), list(expected.state_dict().values()), text)
+        assert torch.equal(actual.random, expected.random), text
+        for block, reference in zip(actual, expected, strict=True):
             if isinstance(block.layer, stages.Unregistered):
                 assert torch.equal(block.layer.state[0], reference.layer.state[0]), text
             if isinstance(block.layer, stages.OwnGenerator):

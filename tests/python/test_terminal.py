@@ -106,8 +106,8 @@ def test_explain_says_what_recomputation_saves_and_what_memory_buys(tmp_path: Pa
     less = result_of("plan", GPT, "--budget", str(plan["peak_bytes"] - 2**30))
     assert more["time_ns"] < plan["time_ns"] < less["time_ns"]
 
-    def percent(found: dict[str, int]) -> str:
-        return f"(+{100 * (found['time_ns'] / found['base_time_ns'] - 1):.1f} %)"
+    def percent(alternative: dict[str, int]) -> str:
+        return f"(+{100 * (alternative['time_ns'] / alternative['base_time_ns'] - 1):.1f} %)"
 
     lines = {line.split(",")[0]: line for line in text.splitlines()}
     assert percent(more) in lines["With 1.00 GiB more"]

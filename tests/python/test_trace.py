@@ -58,13 +58,13 @@ def runs_of(steps: Path) -> list[str]:
 def test_trained(tmp_path: Path) -> None:
     """Predicted and measured memory are given at the same times."""
     path, steps = tmp_path / "trace.json", tmp_path / "s.json"
-    found: Any = trained(*GPT, "--budget", "0.6x", "--no-plain", "--trace", path, "--out-schedule", steps)
+    result: Any = trained(*GPT, "--budget", "0.6x", "--no-plain", "--trace", path, "--out-schedule", steps)
     trace = read_trace(path)
     assert [piece.name.split(" ")[0] for piece in trace.slices[1]] == runs_of(steps)
-    assert trace.slices[1][-1].end_ns == found["predicted_time_ns"]
+    assert trace.slices[1][-1].end_ns == result["predicted_time_ns"]
     assert trace.counters.keys() == {"predicted memory", "measured memory"}
     predicted, measured = trace.counters["predicted memory"], trace.counters["measured memory"]
     assert measured.keys() == predicted.keys()
-    assert max(predicted.values()) == found["predicted_peak_bytes"]
-    tolerance = EPSILON * (found["measured_peak_bytes"] - found["before_bytes"])
+    assert max(predicted.values()) == result["predicted_peak_bytes"]
+    tolerance = EPSILON * (result["measured_peak_bytes"] - result["before_bytes"])
     assert all(abs(predicted[time] - bytes_) <= tolerance for time, bytes_ in measured.items())

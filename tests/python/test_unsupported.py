@@ -50,9 +50,9 @@ def step(function: Function, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     return [result.detach() if isinstance(result, torch.Tensor) else result for result in results] + list(gradients)
 
 
-def expect_same(found: list[object], expected: list[object]) -> None:
-    assert len(found) == len(expected)
-    for place, (result, reference) in enumerate(zip(found, expected, strict=True)):
+def expect_same(actual: list[object], expected: list[object]) -> None:
+    assert len(actual) == len(expected)
+    for place, (result, reference) in enumerate(zip(actual, expected, strict=True)):
         if isinstance(reference, TwoTensor):
             expect_same([result.a, result.b], [reference.a, reference.b])
         elif isinstance(reference, torch.Tensor):
@@ -249,9 +249,9 @@ def test_gradients_are_those_of_the_inputs_behind_the_token_of_an_effect() -> No
         return torch.linalg.tensorsolve(a, b).square().sum()
 
     inputs = [torch.randn(2, 3, 6, requires_grad=True), torch.randn(2, 3, requires_grad=True)]
-    found = torch.autograd.grad(headroom.compile(loss, "1x")(*inputs), inputs)
+    actual = torch.autograd.grad(headroom.compile(loss, "1x")(*inputs), inputs)
     expected = torch.autograd.grad(loss(*inputs), inputs)
-    assert all(torch.equal(left, right) for left, right in zip(found, expected, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(actual, expected, strict=True))
 
 
 def test_costs_are_known_without_effects() -> None:

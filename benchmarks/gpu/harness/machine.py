@@ -59,10 +59,10 @@ def find_setting(*, with_gpu: bool) -> Setting:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    found: dict[str, Any] = probe() if with_gpu else {}
-    if found.get("cuda"):
-        versions["cuda"] = found["cuda"]
-    return Setting(commit(), versions, machine(), found.get("gpu"), found.get("missing", ""))
+    properties: dict[str, Any] = probe() if with_gpu else {}
+    if properties.get("cuda"):
+        versions["cuda"] = properties["cuda"]
+    return Setting(commit(), versions, machine(), properties.get("gpu"), properties.get("missing", ""))
 
 
 def probe() -> dict[str, Any]:

@@ -76,5 +76,5 @@ class Results:
 
 
 def read_results(folder: Path, name: str, suite: Suite) -> Results:
-    found = {point.name: read_result(folder, name, point.name) for point in suite.points}
-    return Results(suite, {point: result for point, result in found.items() if result is not None})
+    stored = {point.name: read_result(folder, name, point.name) for point in suite.points}
+    return Results(suite, {point: result for point, result in stored.items() if result is not None})

@@ -92,10 +92,10 @@ class Runner:
                 raise
 
     def _is_done(self, suite: str, point: Point) -> bool:
-        found = read_result(self.folder, suite, point.name)
-        if self.again or found is None or found.status == NOT_RUN or not found.is_of(self._result(suite, point)):
+        stored = read_result(self.folder, suite, point.name)
+        if self.again or stored is None or stored.status == NOT_RUN or not stored.is_of(self._result(suite, point)):
             return False
-        self.counts[found.status] += 1
+        self.counts[stored.status] += 1
         self.counts["kept"] += 1
         return True
 
@@ -234,6 +234,6 @@ def _error_of(status: int, log_path: Path) -> str:
     ]
     errors = [line for line in lines if "error:" in line]
     verdicts = [line for line in output.splitlines() if line.strip() and not line.startswith("{")]
-    found = [*exceptions[-1:], *errors[:1], *verdicts[-1:], *lines[-1:], "it printed no reason"]
+    reasons = [*exceptions[-1:], *errors[:1], *verdicts[-1:], *lines[-1:], "it printed no reason"]
     end = f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
-    return f"{end}: {found[0].removeprefix('what(): ').strip()}"[:ERROR_LENGTH]
+    return f"{end}: {reasons[0].removeprefix('what(): ').strip()}"[:ERROR_LENGTH]

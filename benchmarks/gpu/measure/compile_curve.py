@@ -126,10 +126,10 @@ def least_budget(loss: Callable[[], torch.Tensor], kernels: str) -> int:
     try:
         headroom.compile(loss, 1, kernels=kernels)().backward()
     except Exception as error:
-        found = cause(error, headroom.BudgetError)
-        if found is None:
+        refusal = cause(error, headroom.BudgetError)
+        if refusal is None:
             raise
-        return found.smallest_budget_bytes + (1 << 20)
+        return refusal.smallest_budget_bytes + (1 << 20)
     raise RuntimeError("nothing was too small")
 
 

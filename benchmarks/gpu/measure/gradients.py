@@ -127,12 +127,12 @@ def train(case: Case, run: Callable[..., torch.Tensor]) -> dict[str, torch.Tenso
     return result | {name: buffer.clone() for name, buffer in case.model.named_buffers()}
 
 
-def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[int, float]:
+def difference(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[int, float]:
     """Returns how many tensors differ, and the largest relative error of one of them."""
     errors = [
-        float((found[name].double() - tensor.double()).norm() / tensor.double().norm().clamp_min(1e-30))
+        float((actual[name].double() - tensor.double()).norm() / tensor.double().norm().clamp_min(1e-30))
         for name, tensor in expected.items()
-        if name not in found or not torch.equal(found[name], tensor)
+        if name not in actual or not torch.equal(actual[name], tensor)
     ]
     return len(errors), max(errors, default=0.0)
 
@@ -188,8 +188,8 @@ def check(name: str, device: torch.device, options: argparse.Namespace) -> bool:
         if budget == "least":
             plan = headroom.plan(loss, case.inputs, case.labels)
             budget = f"{(plan.smallest_budget - plan.before) / (plan.plain_peak - plan.before) + 1e-3:.6f}x"
-        budget, run, found = train_within(case, loss, budget, start)
-        count, error = difference(found, expected)
+        budget, run, actual = train_within(case, loss, budget, start)
+        count, error = difference(actual, expected)
         verdict = "bit-equal" if count == 0 else f"{count} of {len(expected)} tensors differ, by up to {error:.1e}"
         note = "" if repeated else "; plain PyTorch is not deterministic here"
         if options.json:
