@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from headroom_command import headroom
-from reports import REQUIRED, Report
+from headroom_command import BUDGETS, UNET, headroom
+from report_reader import CHROMIUM, WIDE, Reader
+from reports import REQUIRED, Report, planned
 
 
 @pytest.fixture
@@ -43,6 +45,39 @@ def report(tmp_path: Path) -> Report:
         return page
 
     return make
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Starts Chromium. Skips the test without it, unless $HEADROOM_REQUIRE_REPORT is set."""
+    if not REQUIRED and not CHROMIUM.exists():
+        pytest.skip("there is no Chromium")
+    api = pytest.importorskip("playwright.sync_api") if not REQUIRED else __import__("playwright.sync_api").sync_api
+    with api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def read(browser: Any) -> Iterator[Callable[..., Reader]]:
+    """Opens pages, and checks at the end that nothing went wrong in them."""
+    readers: list[Reader] = []
+
+    def opened(path: Path, viewport: dict[str, int] = WIDE, scheme: str = "light") -> Reader:
+        readers.append(Reader(browser, path, viewport, scheme))
+        return readers[-1]
+
+    yield opened
+    for reader in readers:
+        reader.close()
+
+
+@pytest.fixture
+def unet_report(report: Report, tmp_path: Path) -> Path:
+    """Writes the report page of a plan for the U-Net."""
+    steps, _ = planned(UNET, BUDGETS["unet"], tmp_path)
+    return report(UNET, steps, "--budget", BUDGETS["unet"], "--planner", "auto")
 
 
 @pytest.fixture
