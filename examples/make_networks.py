@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes training graphs (headroom.graph/1) of larger networks, op by op, into a folder: too large to be kept here.
+"""Writes training graphs (headroom.graph/1) of larger networks, op by op, into a folder. They are not kept here.
 
     examples/make_networks.py --out-dir FOLDER [resnet50 densenet121 gpt2 llama]
 

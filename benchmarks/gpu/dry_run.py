@@ -1,4 +1,4 @@
-"""Shows what Inductor writes for a GPU, on a machine without one: kernels, the bytes that they move, the code's peak.
+"""Shows the code that Inductor writes for a GPU, on a machine without one: kernels, moved bytes and the code's peak.
 
 Usage: dry_run.py gpt2:LAYERS|resnet50:BLOCKS POINT...
 A POINT is torch:0.5 (torch.compile with activation_memory_budget 0.5) or inductor:0.5x (headroom, by its first plan).
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def load_absent_gpu() -> None:
-    """Compiles and loads the stub device. This comes before PyTorch is imported, which looks for a GPU once."""
+    """Compiles and loads the stub device. Must be called before PyTorch is imported, which looks for a GPU once."""
     library = ROOT / "build" / "absent_gpu.so"
     source = Path(__file__).with_name("absent.cpp")
     torch_folder = Path(importlib.util.find_spec("torch").origin).parent
@@ -86,7 +86,7 @@ PROPERTIES = SimpleNamespace(
 
 
 def pretend() -> None:
-    """Makes PyTorch's Python side find the GPU too, and replaces what would run on it."""
+    """Makes PyTorch's Python code find the GPU too, and replaces calls that would run on it."""
 
     def give(value: Any) -> Callable[..., Any]:
         return lambda *_, **__: value
@@ -149,7 +149,7 @@ def pretend() -> None:
 
 
 def estimate_costs() -> None:
-    """Replaces the measuring of calls by estimates from their sizes."""
+    """Replaces measurements of calls by estimates from their sizes."""
 
     def fill(captured: Any, *_: Any) -> None:
         for call in captured.calls:
@@ -246,7 +246,7 @@ MODELS = {"gpt2": make_gpt2, "resnet50": make_resnet50}
 
 
 class Ended(Exception):
-    """Ends a compilation where its result would be run."""
+    """Ends a compilation before its result would run."""
 
 
 def end(*_: Any) -> None:
@@ -358,7 +358,7 @@ def write_half(gm: torch.fx.GraphModule, inputs: Any, options: dict[str, Any], l
         )
         with V.set_graph_handler(graph):
             graph.run(*inputs)
-            # Backward reads here how the tensors that forward saves are laid out.
+            # Backward reads the layouts of the tensors that forward saves from here.
             strides = torch._guards.TracingContext.get().output_strides
             if strides is not None and not strides:
                 layouts = [output.maybe_get_layout() for output in graph.graph_outputs]
@@ -379,7 +379,7 @@ def write_half(gm: torch.fx.GraphModule, inputs: Any, options: dict[str, Any], l
 
 
 class PadProducts(CustomGraphPass):
-    """Pads matrix products to multiples of eight elements, as Inductor does where a trial on the GPU is faster."""
+    """Pads matrix products to multiples of eight elements, as Inductor does if a trial on the GPU is faster."""
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         aten = torch.ops.aten

@@ -1,4 +1,4 @@
-"""Measures headroom on a GPU: runs the points of suites, each in a process of its own, and makes tables of them.
+"""Measures headroom on a GPU: runs the points of suites, each in a separate process, and makes tables of them.
 
     python benchmarks/gpu/run.py [SUITE ...] --out DIR     run all suites, or those named
     python benchmarks/gpu/run.py --list                    list suites and points

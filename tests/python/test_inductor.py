@@ -299,7 +299,7 @@ def test_dropout_keeps_a_byte_and_draws_once(steps: list[partitioner.KernelStep]
     torch._dynamo.reset()
     torch.manual_seed(0)
     layers = [(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Dropout(0.5)) for _ in range(3)]
-    model = torch.nn.Sequential(*[one for layer in layers for one in layer]).to(dtype)
+    model = torch.nn.Sequential(*[module for layer in layers for module in layer]).to(dtype)
     batch = torch.randn(256, 64, dtype=dtype)
     headroom.compile(lambda: model(batch).square().mean(), "0.9x", kernels="inductor")().backward()
     assert steps

@@ -1,4 +1,4 @@
-"""Peak against step time of one model, by PyTorch's means and by ours, in one run.
+"""Peak against step time of one model, by the means of PyTorch and by headroom, in one run.
 
 Usage: compile_curve.py MODEL POINT... [--turns N] [--exact] [--reference POINT] [--json]
 MODEL is resnet50 (batch 128) or gpt2 (medium, 8 x 1024, bf16 autocast); with --small a small one.
@@ -46,7 +46,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Checkpointed(nn.Module):
-    """A block that is run again in backward."""
+    """A block that reruns in backward."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -59,8 +59,8 @@ class Checkpointed(nn.Module):
 @dataclass
 class Kind:
     small: bool = False
-    exact: bool = False  # gradients are to be compared
-    precise: bool = False  # in higher precision, to compare with
+    exact: bool = False  # whether to compare gradients
+    precise: bool = False  # whether to run in higher precision, as the reference
 
 
 def make_resnet50(kind: Kind) -> tuple[nn.Module, Callable[[], torch.Tensor], Callable[[], None]]:
@@ -87,7 +87,7 @@ def make_gpt2(kind: Kind) -> tuple[nn.Module, Callable[[], torch.Tensor], Callab
     from transformers import AttentionInterface, AttentionMaskInterface, GPT2Config, GPT2LMHeadModel
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    # Where transformers is traced, it writes the causal mask out, and attention takes twice the time. Without a mask
+    # When traced, transformers writes out the causal mask, and attention takes twice the time. Without a mask
     # all points have the same attention, the faster one.
     AttentionInterface.register("causal", sdpa_attention_forward)
     AttentionMaskInterface.register("causal", lambda *_, **__: None)
@@ -134,7 +134,7 @@ def least_budget(loss: Callable[[], torch.Tensor], kernels: str) -> int:
 
 
 class Known(Exception):
-    """What calls cost is."""
+    """Returns the costs of calls."""
 
 
 def measure_costs(loss: Callable[[], torch.Tensor]) -> None:
@@ -171,7 +171,7 @@ def nudge(model: nn.Module, share: float) -> None:
 
 
 def gradients_of(model: nn.Module) -> list[np.ndarray]:
-    """Copies that are not in torch's memory, where budgets would count them as outside the step."""
+    """Returns copies outside of torch's memory, where budgets would count them as memory outside the step."""
     return [parameter.grad.cpu().numpy().copy() for parameter in model.parameters() if parameter.grad is not None]
 
 
@@ -298,12 +298,12 @@ def main() -> int:
     parser.add_argument("--reference", metavar="POINT")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    # What each trial of a plan with Inductor took.
+    # Logs the peak of each trial of a plan with Inductor.
     stream = sys.stderr if options.json else sys.stdout
     logging.basicConfig(stream=stream, format=f"{options.model}     %(message)s")
     logging.getLogger("headroom").setLevel(logging.INFO)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not options.exact
-    # Libraries make their workspaces, so that every point finds them, whichever is the first.
+    # Makes libraries allocate their workspaces before the first point.
     MODELS[options.model](Kind(small=True))[1]().backward()
     expected: dict[bool, list[np.ndarray]] = {}  # by whether Inductor compiles it
     if options.exact:

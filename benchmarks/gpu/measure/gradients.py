@@ -92,7 +92,7 @@ MODELS: dict[str, Callable[[], Case]] = {
 
 
 class Draws(TorchDispatchMode):
-    """Lists the operators that advance a random generator, with how far."""
+    """Lists the operators that advance a random generator, with the distance."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Draws(TorchDispatchMode):
 
 
 def train(case: Case, run: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the loss, the gradients and the buffers after two steps from the same start."""
+    """Returns the loss, the gradients and the buffers after two steps from the same initial state."""
     torch.manual_seed(7)
     case.model.zero_grad()
     for _ in range(2):
@@ -152,7 +152,7 @@ def first_draw_apart(case: Case, run: Callable[..., torch.Tensor], plain: Callab
 def train_within(
     case: Case, loss: Callable[..., torch.Tensor], budget: str, start: dict[str, torch.Tensor]
 ) -> tuple[str, Callable[..., torch.Tensor], dict[str, torch.Tensor]]:
-    """Trains from the start. A share that the second step cannot keep, since gradients are there by then, is raised."""
+    """Trains from the initial state. Raises a share that the second step, which has gradients, cannot keep."""
     share = float(budget.removesuffix("x"))
     for _ in range(8):
         torch._dynamo.reset()
@@ -167,7 +167,7 @@ def train_within(
 
 def check(name: str, device: torch.device, options: argparse.Namespace) -> bool:
     log = sys.stderr if options.json else sys.stdout
-    # Without warn_only memory-efficient attention is deterministic; convolutional models call operators that cannot be.
+    # Without warn_only memory-efficient attention is deterministic. Convolutional models call operators that cannot be.
     torch.use_deterministic_algorithms(True, warn_only=name not in ("bert", "gpt2"))
     torch._dynamo.reset()
     torch.manual_seed(0)
