@@ -24,8 +24,9 @@ namespace headroom {
 /// linear in the length of the text.
 Graph read_graph_json(std::string_view text, const std::string& source);
 Chain read_chain_json(std::string_view text, const std::string& source);
-std::variant<Graph, Chain> read_network_json(std::string_view text,
-                                             const std::string& source);  ///< as its "format" says
+
+/// Reads a graph or a chain, as its "format" says.
+std::variant<Graph, Chain> read_network_json(std::string_view text, const std::string& source);
 
 /// Reads a schedule of `graph`. Throws InvalidInput if it names another graph, or ops or values that the graph does not
 /// have. Does not check that the schedule is valid; verify() does.

@@ -70,7 +70,7 @@ struct Document {
 std::string read_format(std::string_view text, const std::string& source);
 
 /// Reads `text` by `schema`. Throws InvalidInput at the first violation: bad JSON, an unknown, duplicate or missing key, a
-/// wrong type, an empty string, or a number that is not an int64. Does not recurse and stores expected fields only, so
+/// wrong type, an empty string field, or a number that is not an int64. Does not recurse and stores expected fields only, so
 /// memory is at most a few times the size of the text.
 Document read_document(std::string_view text, const std::string& source, const RecordSchema& schema);
 
