@@ -23,8 +23,8 @@
 // --time: the processor time of planning within 0.6 of the peak of store-all on one thread, the minimum of five, also per
 // op, to show how it grows with the number of equal blocks.
 //
-// --scaling: the same, measured once, for uniform chains of 100 to 800 stages and for seeded random training steps of 1,000
-// to MOST_OPS ops.
+// --scaling: the same once for uniform chains of 100 to 800 stages, and for seeded random training steps of 1,000 ops and
+// more, up to MOST_OPS.
 
 #include <algorithm>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// Measures the overhead of the executor: plain LibTorch training against the executor with store-all, in alternating steps,
-// so that both see the same load. Takes the number of pairs of steps.
+// What the executor itself costs: plain LibTorch training against the executor by store-all, step by step in turn, so that
+// both see the same machine. Takes the number of turns.
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ constexpr std::array<Case, 6> kCases = {{{"resnet50", 8, 64},
                                          {"unet", 1, 96},
                                          {"gpt-tiny", 32, 64}}};
 
-/// Returns processor time. With one thread that is the time of a step without the time of other processes.
+/// Of the processor: with one thread that is the time of the step, less what others have of the machine.
 template <typename Step>
 double time_ms(const MeasuredStep& measured, const Step& step) {
   for (const torch::Tensor& parameter : measured.measured.network.parameters()) parameter.mutable_grad().reset();
@@ -41,18 +41,17 @@ double median(std::vector<double> numbers) {
   return numbers[numbers.size() / 2];
 }
 
-void compare(const Case& network_case, int turns) {
+void compare(const Case& one, int turns) {
   torch::manual_seed(1);
-  const Network network = make_zoo_network(network_case.name);
-  const MeasuredStep measured =
-      measure_step(network, zoo_sample(network_case.name, {}, network_case.batch, network_case.size));
+  const Network network = make_zoo_network(one.name);
+  const MeasuredStep measured = measure_step(network, zoo_sample(one.name, {}, one.batch, one.size));
   const TrainingStep step(measured.measured, measured.step, store_all(measured.step.graph));
   const auto plainly = [&](const Tensors& inputs) { return network.forward(inputs)[0]; };
   std::vector<double> plain_ms;
   std::vector<double> executor_ms;
   std::vector<double> ratios;
   for (int i = -2; i < turns; ++i) {
-    // The order alternates.
+    // Each goes first every other turn.
     double of_plain = i % 2 == 0 ? time_ms(measured, plainly) : 0;
     const double of_executor = time_ms(measured, step);
     if (i % 2 != 0) of_plain = time_ms(measured, plainly);
@@ -64,16 +63,15 @@ void compare(const Case& network_case, int turns) {
   std::printf(
       "%-12s batch %3ld size %3ld: plain %8.2f ms, store-all by the executor %8.2f ms: fastest x%.3f, median x%.3f of "
       "%d\n",
-      network_case.name, static_cast<long>(network_case.batch), static_cast<long>(network_case.size),
-      std::ranges::min(plain_ms), std::ranges::min(executor_ms),
-      std::ranges::min(executor_ms) / std::ranges::min(plain_ms), median(ratios), turns);
+      one.name, static_cast<long>(one.batch), static_cast<long>(one.size), std::ranges::min(plain_ms),
+      std::ranges::min(executor_ms), std::ranges::min(executor_ms) / std::ranges::min(plain_ms), median(ratios), turns);
 }
 
 }  // namespace
 }  // namespace headroom
 
 int main(int argc, char** argv) {
-  torch::set_num_threads(1);  // More threads would mostly measure the load of the machine.
+  torch::set_num_threads(1);  // more would mostly measure who else is on the machine
   const int turns = argc > 1 ? std::atoi(argv[1]) : 15;
-  for (const headroom::Case& network_case : headroom::kCases) headroom::compare(network_case, turns);
+  for (const headroom::Case& one : headroom::kCases) headroom::compare(one, turns);
 }

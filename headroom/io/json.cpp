@@ -103,7 +103,7 @@ constexpr RecordSchema kScheduleSchema{"schedule", kScheduleFields};
   fail_at_source(source, "format must be " + expected + ", found " + quote(found));
 }
 
-int64_t number_or(const Slot& slot, int64_t default_number) { return slot.present ? slot.number : default_number; }
+int64_t number_or(const Slot& slot, int64_t otherwise) { return slot.present ? slot.number : otherwise; }
 
 constexpr int32_t kNoId = -1;
 
@@ -210,7 +210,7 @@ Chain make_chain(const Document& document, const std::string& source) {
   return chain;
 }
 
-/// Resolves the names in the steps of a schedule to ops and values of the graph.
+/// Resolves the names in a schedule's steps to what the graph has.
 class StepReader {
  public:
   StepReader(const Document& document, const std::string& source, const Graph& graph)
@@ -246,17 +246,17 @@ class StepReader {
 
   int32_t id(const Slot& slot, const std::vector<int32_t>& ids, const char* key, const char* kind,
              size_t position) const {
-    const int32_t id = ids[static_cast<size_t>(slot.number)];
-    if (id == kNoId)
+    const int32_t found = ids[static_cast<size_t>(slot.number)];
+    if (found == kNoId)
       fail_at_source(source_, where(position) + key + " names " + quote(document_.string(slot)) + ", which is not " +
                                   kind + " of the graph");
-    return id;
+    return found;
   }
 
   const Document& document_;
   const std::string& source_;
-  std::vector<int32_t> ops_;     // The op of each name of the document.
-  std::vector<int32_t> values_;  // The value of each name of the document.
+  std::vector<int32_t> ops_;     // by name
+  std::vector<int32_t> values_;  // by name
 };
 
 void append_key(std::string& out, const char* key) {

@@ -6,7 +6,7 @@
 namespace headroom {
 namespace {
 
-constexpr std::string_view kDataPlaceholder = "{{headroom-report-data}}";
+constexpr std::string_view kPlaceForData = "{{headroom-report-data}}";
 
 }  // namespace
 
@@ -33,12 +33,14 @@ std::string escape_for_html(std::string_view json) {
 
 std::string make_report_page(std::string_view data) {
   const std::string_view page = page_template();
-  const size_t position = page.find(kDataPlaceholder);
-  if (position == std::string_view::npos)
-    throw InvalidInput("this headroom was built without the report page; `make report` builds it with the page");
-  std::string out(page.substr(0, position));
+  const size_t place = page.find(kPlaceForData);
+  if (place == std::string_view::npos)
+    throw InvalidInput(
+        "this headroom was built without the report page; `python3 report/build.py` in its source folder makes the "
+        "page for the next build or `pip install`");
+  std::string out(page.substr(0, place));
   out += escape_for_html(data);
-  out += page.substr(position + kDataPlaceholder.size());
+  out += page.substr(place + kPlaceForData.size());
   return out;
 }
 

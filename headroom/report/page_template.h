@@ -4,8 +4,7 @@
 
 namespace headroom {
 
-/// Returns the page that `make report` writes to build/report/template.html, or an empty text if that file did not exist
-/// when headroom was configured.
+/// The page that report/build.py writes, or an empty text where it was not there when headroom was built.
 std::string_view page_template();
 
 }  // namespace headroom

@@ -13,7 +13,7 @@
 namespace headroom {
 namespace {
 
-/// A network on square images with its published defaults and the image sizes that it accepts.
+/// A network on square images as published, and the images that it can take.
 struct ImageEntry {
   std::string_view name;
   Network (*make)(const ImageConfig&);

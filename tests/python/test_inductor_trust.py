@@ -153,13 +153,13 @@ def test_a_trial_changes_nothing_that_the_user_has(monkeypatch: pytest.MonkeyPat
         return [torch_state, versions, [tensor.grad for tensor in tensors], list(calls), torch.get_rng_state().tolist()]
 
     def watched_plan(self: kernels.Kernels, arguments: Any, *rest: Any) -> None:
-        inputs = [tensor for tensor in arguments if isinstance(tensor, torch.Tensor)]
-        before, content = state(), [tensor.detach().clone() for tensor in [*tensors, *inputs]]
-        versions = [tensor._version for tensor in inputs]
+        given = [one for one in arguments if isinstance(one, torch.Tensor)]
+        before, content = state(), [one.detach().clone() for one in [*tensors, *given]]
+        versions = [one._version for one in given]
         plan(self, arguments, *rest)
         assert state() == before
-        assert versions == [tensor._version for tensor in inputs]
-        assert all(torch.equal(tensor, copy) for tensor, copy in zip([*tensors, *inputs], content, strict=True))
+        assert versions == [one._version for one in given]
+        assert all(torch.equal(one, other) for one, other in zip([*tensors, *given], content, strict=True))
         trials.append(self)
 
     monkeypatch.setattr(kernels.Kernels, "plan", watched_plan)
@@ -275,7 +275,7 @@ def test_results_that_are_kept_keep_no_flight() -> None:
     step, _ = compiled(model, "10x")
 
     def in_flight() -> int:
-        return [thread.is_alive() for thread in kernel_flight._in_flight()].count(True)
+        return [one.is_alive() for one in kernel_flight._in_flight()].count(True)
 
     before = in_flight()
     first = step(batch())

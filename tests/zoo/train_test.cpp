@@ -84,7 +84,7 @@ std::vector<uint64_t> hashes_of(const Tensors& tensors) {
 /// The bits of everything that training changes.
 struct Outcome {
   std::vector<float> losses;
-  std::vector<uint64_t> gradients;  ///< gradients of the last step
+  std::vector<uint64_t> gradients;  ///< of the last step
   std::vector<uint64_t> parameters;
   std::vector<uint64_t> buffers;
   bool operator==(const Outcome&) const = default;
@@ -121,7 +121,7 @@ class Trial {
     for (const torch::Tensor& tensor : buffers_) start_.push_back(tensor.detach().clone());
   }
 
-  /// The `peak_bytes` of each step are its peak less the memory in use before it.
+  /// `peak_bytes` of each step are beyond what was there before it.
   template <typename Step>
   Outcome run(const Step& step, std::vector<int64_t>& peak_bytes) {
     restart();

@@ -1,5 +1,5 @@
-// Trains a network of the zoo on a GPU plainly and within budgets. Compares predicted with measured peaks, and times and
-// gradients with those of plain training.
+// Trains a network of the zoo on a GPU plainly and inside budgets: predicted against measured peak, time against plain
+// training, side by side, and how far the gradients are from plain training's.
 //
 //   train_check NETWORK BATCH                 from all of plain training's memory down to the smallest budget
 //   train_check NETWORK BATCH BUDGET_BYTES    one budget, with the process limited to 1.05 of it from its start
@@ -32,11 +32,11 @@ double mib(int64_t bytes) { return static_cast<double>(bytes) / kMiB; }
 
 struct Outcome {
   Tensors gradients;
-  int64_t peak_bytes = 0;  ///< peak of the step less the memory in use before it
+  int64_t peak_bytes = 0;  ///< beyond what was there before the step
   double time_ms = 0;
 };
 
-/// Runs one step from a fixed seed.
+/// One step from the same seed.
 template <typename Step>
 Outcome run(const Network& network, const Tensors& inputs, Meter& meter, const Step& step) {
   for (const torch::Tensor& parameter : network.parameters()) parameter.mutable_grad().reset();
@@ -57,9 +57,9 @@ Outcome run(const Network& network, const Tensors& inputs, Meter& meter, const S
   return outcome;
 }
 
-double largest_difference(const Tensors& left, const Tensors& right) {
+double largest_difference(const Tensors& one, const Tensors& other) {
   double largest = 0;
-  for (size_t i = 0; i < left.size(); ++i) largest = std::max(largest, (left[i] - right[i]).abs().max().item<double>());
+  for (size_t i = 0; i < one.size(); ++i) largest = std::max(largest, (one[i] - other[i]).abs().max().item<double>());
   return largest;
 }
 
@@ -81,7 +81,7 @@ Bench make_bench(const std::string& name, int64_t batch) {
   return {std::move(network), zoo_sample(name, {}, batch, 0, device)};
 }
 
-/// The printed figures, one JSON object per line, for the harness.
+/// What is printed: a JSON object on a line, for the harness.
 using Figures = nlohmann::ordered_json;
 
 void print(const Figures& figures) {
@@ -89,8 +89,7 @@ void print(const Figures& figures) {
   std::fflush(stdout);
 }
 
-/// Adds the memory that a step took on top of the memory in use before it. Returns whether that is within the budget and as
-/// predicted.
+/// Adds what a step took beyond what was there before it. Returns whether that is within the budget and as predicted.
 bool add_peak(Figures& figures, int64_t before_bytes, int64_t budget_bytes, const PlannedStep& planned,
               const Outcome& outcome) {
   const double predicted = mib(planned.predicted_peak_bytes - before_bytes);
@@ -114,7 +113,7 @@ bool check_budgets(const std::string& name, int64_t batch) {
   const auto plainly = [&](const Tensors& batch_inputs) { return bench.network.forward(batch_inputs)[0]; };
   run(bench.network, bench.inputs, meter, plainly);
   const Outcome plain = run(bench.network, bench.inputs, meter, plainly);
-  const Outcome repeated = run(bench.network, bench.inputs, meter, plainly);
+  const Outcome again = run(bench.network, bench.inputs, meter, plainly);
   const auto start = std::chrono::steady_clock::now();
   const MeasuredStep measured = measure_step(bench.network, bench.inputs);
   const double measure_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -122,11 +121,11 @@ bool check_budgets(const std::string& name, int64_t batch) {
   int64_t largest_workspace_bytes = 0;
   for (const NodeCosts& costs : measured.measured.costs.nodes)
     largest_workspace_bytes = std::max(largest_workspace_bytes, costs.record_workspace_bytes);
-  // The memory that libraries keep, and the maximum that they take while a node records.
+  // What libraries keep for good, and what they take at most while a node records.
   print({{"what", "plain"},
          {"measured_mib", mib(plain.peak_bytes)},
-         {"time_ms", repeated.time_ms},
-         {"differs", largest_difference(repeated.gradients, plain.gradients)},
+         {"time_ms", again.time_ms},
+         {"differs", largest_difference(again.gradients, plain.gradients)},
          {"measure_s", measure_s},
          {"kept_mib", mib(before_bytes - bare_bytes)},
          {"workspace_mib", mib(largest_workspace_bytes)}});
