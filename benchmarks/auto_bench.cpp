@@ -1,4 +1,4 @@
-// `auto` against all other planners, on every network file of some folders, or against the optimum:
+// Compares `auto` with all other planners on every network file of some folders, or with the optimum:
 //
 //     build/benchmarks/auto_bench [--effort low|normal|high] [--random N] [FOLDER_OR_FILE...]   (default: examples)
 //     build/benchmarks/auto_bench --optimum N [--effort low|normal|high]               (default: high)
@@ -6,22 +6,22 @@
 //     build/benchmarks/auto_bench --time [--effort low|normal|high] [FOLDER_OR_FILE...]
 //     build/benchmarks/auto_bench --scaling MOST_OPS
 //
-// For each file and budget: the extra time of `auto` over plain training, the best of the others, what no plan is
-// below, and the time to plan on one thread. The last rows of a file are at the smallest budget that `auto` has a plan
-// for, and at budgets in between, where a larger one must not be slower. Then every other planner is asked at N (20)
-// budgets at random, and `auto` at the very peaks of their plans. Exits with 1 where `auto` is slower than another
-// planner (at budgets at random by more than 0.5 %), where another one has a plan and it has none, where another one
-// does with less memory, or where it is not monotone. Where `auto` is no faster than another, the row says whether the bound proves that no plan is.
+// Prints for each file and budget the extra time of `auto` over store-all, the best of the other planners, the lower bound,
+// and the planning time on one thread. The last rows of a file are at the smallest budget for which `auto` has a plan, and
+// at budgets in between, where a larger one must not be slower. Then every other planner plans for N (20) random budgets,
+// and `auto` for the peaks of their plans. Exits with 1 if `auto` is slower than another planner (by more than 0.5 % at
+// random budgets), has no plan where another has one, needs more memory than another, or is not monotone. If `auto` is no
+// faster than another, the row says whether the bound proves that no plan is.
 //
-// --optimum: N seeded random graphs and N chains that `exhaustive` takes, at three budgets each from the smallest to
-// plain training: the share in which `auto` has the optimum, and in which the search alone has it, which `auto` is
-// only above a number of values. Exits with 1 where the share of `auto` is below 99 %, or a bound above the optimum.
+// --optimum: N seeded random graphs and N chains that `exhaustive` takes, at three budgets each from the smallest to the
+// peak of store-all. Prints the share in which `auto` finds the optimum, and in which the search alone does, which `auto`
+// uses only above a number of values. Exits with 1 if the share of `auto` is below 99 %, or a bound above the optimum.
 //
-// --near: N seeded random graphs of some tens to two hundred ops, at 1.02 times the smallest budget of normal effort:
-// the mean extra time of every effort, and of the bound. Exits with 1 where a higher effort is slower than a lower one.
+// --near: N seeded random graphs of up to two hundred ops, at 1.02 times the smallest budget of normal effort. Prints the
+// mean extra time of every effort, and of the bound. Exits with 1 if a higher effort is slower than a lower one.
 //
-// --time: processor time to plan within 0.6 of plain training's peak on one thread, the least of five, and that for each
-// op, to see how it grows with the number of equal blocks.
+// --time: the processor time of planning within 0.6 of the peak of store-all on one thread, the minimum of five, also per
+// op, to show how it grows with the number of equal blocks.
 //
 // --scaling: the same once for uniform chains of 100 to 800 stages, and for seeded random training steps of 1,000 ops and
 // more, up to MOST_OPS.
@@ -52,24 +52,24 @@ namespace {
 using namespace headroom;
 
 constexpr double kShares[] = {0.9, 0.8, 0.65, 0.5, 0.35, 0.25};
-constexpr int kBetween = 9;  ///< budgets between the smallest and plain training
+constexpr int kBetween = 9;  ///< number of budgets between the smallest and the peak of store-all
 
 struct Totals {
   int cases = 0;
   int better = 0;
   int equal = 0;
   int equal_proved = 0;
-  int proved = 0;  ///< of all plans of `auto`
+  int proved = 0;  ///< number of plans of `auto` that are proved optimal
   int worse = 0;
   int missing = 0;
   int smallest_worse = 0;
   int not_monotone = 0;
-  int between = 0;  ///< plans of others at budgets at random
+  int between = 0;  ///< number of plans of other planners at random budgets
   int worse_between = 0;
-  double worst_between = 0;  ///< share of time by which it is slower there
+  double worst_between = 0;  ///< maximum share of time by which `auto` is slower there
 };
 
-// As much slower at a budget at random is told and is no failure.
+// The share by which `auto` may be slower at a random budget. It is printed and is no failure.
 constexpr double kSlowerBetween = 0.005;
 
 std::vector<std::filesystem::path> network_files(const std::vector<std::string>& inputs) {
@@ -95,7 +95,7 @@ std::string percent(int64_t time_ns, int64_t base_ns) {
   return text;
 }
 
-/// What the other planners do within a budget.
+/// The results of the other planners within a budget.
 struct Others {
   std::string best_name = "-";
   std::optional<int64_t> time_ns;
@@ -159,10 +159,10 @@ void compare(const Problem& problem, const std::string& label, const PlanRequest
 
 Problem read_problem(const std::filesystem::path& file) {
   const auto network = read_network(read_file(file.string()), file.string());
-  return std::visit([](const auto& one) { return make_problem(one); }, network);
+  return std::visit([](const auto& graph_or_chain) { return make_problem(graph_or_chain); }, network);
 }
 
-/// -1: there is no plan.
+/// A result of -1 means that there is no plan.
 int64_t time_within(const Front& front, int64_t budget_bytes) {
   int64_t time_ns = -1;
   for (const JudgedRuns& plan : front)
@@ -170,7 +170,7 @@ int64_t time_within(const Front& front, int64_t budget_bytes) {
   return time_ns;
 }
 
-/// Every plan that another planner has at budgets at random, against the front at that plan's very peak.
+/// Compares every plan of another planner at random budgets with the front at the peak of that plan.
 void compare_between(const Problem& problem, int64_t smallest_bytes, const PlanLimits& limits, int budgets,
                      Totals& totals) {
   const FlatGraph flat(problem.graph);
@@ -184,16 +184,16 @@ void compare_between(const Problem& problem, int64_t smallest_bytes, const PlanL
         const Plan plan = make_plan(planner, problem, request);
         if (!plan.time_ns) continue;
         ++totals.between;
-        const std::optional<JudgedRuns> found = pick_within(flat, front, *plan.peak_bytes);
-        if (found && found->time_ns <= *plan.time_ns) continue;
+        const std::optional<JudgedRuns> own = pick_within(flat, front, *plan.peak_bytes);
+        if (own && own->time_ns <= *plan.time_ns) continue;
         ++totals.worse_between;
         const double slower =
-            found ? static_cast<double>(found->time_ns - *plan.time_ns) / static_cast<double>(*plan.time_ns)
-                  : std::numeric_limits<double>::infinity();
+            own ? static_cast<double>(own->time_ns - *plan.time_ns) / static_cast<double>(*plan.time_ns)
+                : std::numeric_limits<double>::infinity();
         totals.worst_between = std::max(totals.worst_between, slower);
         std::printf("%s at %lld: WORSE than %s, %s instead of %s\n", problem.graph.name().c_str(),
                     static_cast<long long>(*plan.peak_bytes), std::string(planner.name).c_str(),
-                    found ? percent(found->time_ns, problem.base_time_ns).c_str() : "none",
+                    own ? percent(own->time_ns, problem.base_time_ns).c_str() : "none",
                     percent(*plan.time_ns, problem.base_time_ns).c_str());
       } catch (const NotApplicable&) {
         continue;
@@ -207,7 +207,7 @@ void bench(const std::filesystem::path& file, Effort effort, int random_budgets,
   PlanRequest request;
   request.limits.threads = 1;
   request.limits.effort = effort;
-  std::map<int64_t, int64_t> times;  // by budget
+  std::map<int64_t, int64_t> times;  // The time for each budget.
   for (const double share : kShares) {
     request.budget_bytes = static_cast<int64_t>(share * static_cast<double>(problem.base_peak_bytes));
     char label[16];
@@ -237,7 +237,7 @@ void bench(const std::filesystem::path& file, Effort effort, int random_budgets,
   compare_between(problem, smallest_bytes, request.limits, random_budgets, totals);
 }
 
-/// Prints the processor time to plan within 0.6 of plain training's peak on one thread, the least of `repeats`.
+/// Prints the minimum of `repeats` processor times of planning within 0.6 of the peak of store-all on one thread.
 void bench_time(const Problem& problem, Effort effort, int repeats) {
   PlanRequest request;
   request.limits = {.effort = effort, .threads = 1};
@@ -245,7 +245,7 @@ void bench_time(const Problem& problem, Effort effort, int repeats) {
   double least_s = std::numeric_limits<double>::infinity();
   std::optional<Plan> plan;
   for (int i = 0; i < repeats; ++i) {
-    const Problem fresh(problem.graph, problem.chain);  // without the front of the last turn
+    const Problem fresh(problem.graph, problem.chain);  // Without the cached front of the last repetition.
     const std::clock_t begin = std::clock();
     plan = make_plan(get_planner("auto"), fresh, request);
     least_s = std::min(least_s, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
@@ -278,9 +278,9 @@ void bench_scaling(int64_t most_ops) {
   }
 }
 
-constexpr int64_t kMostStates = 50'000;  ///< what takes `exhaustive` more is left out
+constexpr int64_t kMaxStates = 50'000;  ///< Problems for which `exhaustive` needs more are skipped.
 
-/// By how many values a problem has that are not resident.
+/// Results by the number of values that are not resident.
 struct Shares {
   int cases = 0;
   int by_auto = 0;
@@ -296,17 +296,17 @@ void compare_with_optimum(const Problem& problem, Effort effort, uint64_t seed, 
   PlanRequest request;
   request.limits.effort = effort;
   request.limits.threads = 1;
-  request.limits.max_states = kMostStates;
+  request.limits.max_states = kMaxStates;
   request.budget_bytes = 0;
-  const PlanResult least = plan_exhaustive(problem.graph, request);
-  if (least.status == PlanStatus::kTimeout) return;
+  const PlanResult smallest = plan_exhaustive(problem.graph, request);
+  if (smallest.status == PlanStatus::kTimeout) return;
   const FlatGraph flat(problem.graph);
   const PlanLimits limits{.effort = effort, .threads = 1};
   const Front searched = search_front(problem, flat, limits);
   const Front front = make_auto_front(problem, flat, limits).plans;
   for (int third = 0; third < 3; ++third) {
     request.budget_bytes =
-        least.smallest_budget_bytes + (problem.base_peak_bytes - least.smallest_budget_bytes) * third / 3;
+        smallest.smallest_budget_bytes + (problem.base_peak_bytes - smallest.smallest_budget_bytes) * third / 3;
     const Plan optimum = make_plan(get_planner("exhaustive"), problem, request);
     if (optimum.result.status != PlanStatus::kOptimal) continue;
     const int64_t found_ns = time_within(searched, *request.budget_bytes);
@@ -326,7 +326,7 @@ int bench_optimum(int count, Effort effort) {
   Shares total;
   std::printf("| kind | values | cases | auto | search alone | bound above |\n| --- | --- | --- | --- | --- | --- |\n");
   for (const bool is_chain : {true, false}) {
-    std::map<int64_t, Shares> by_values;  // of four sizes each
+    std::map<int64_t, Shares> by_values;  // Each entry covers four sizes.
     int taken = 0;
     for (uint64_t seed = 1; taken < count; ++seed) {
       testing::Random random(seed);
@@ -358,7 +358,7 @@ int bench_optimum(int count, Effort effort) {
   return is_good ? 0 : 1;
 }
 
-/// A training step of `forward_ops` layers with skips, and sizes and times of a wide range.
+/// Returns a training step of `forward_ops` layers with skips, with sizes and times from a wide range.
 Graph medium_graph(uint64_t seed) {
   testing::Random random(seed);
   const int forward_ops = static_cast<int>(random.number(20, 100));
@@ -384,7 +384,7 @@ int bench_near(int count) {
     for (size_t i = 0; i < fronts.size(); ++i) {
       const std::optional<JudgedRuns> plan = pick_within(flat, fronts[i], budget_bytes);
       const int64_t time_ns = plan ? plan->time_ns : std::numeric_limits<int64_t>::max();
-      // No plan counts as three times the time.
+      // A missing plan counts as three times the time of store-all.
       sums[i] += plan ? static_cast<double>(time_ns) / base_ns - 1 : 2;
       slower += time_ns > last_ns ? 1 : 0;
       last_ns = time_ns;

@@ -1,5 +1,5 @@
-// The `chain` planner at 339 stages and 500 slots against the plain recurrence. Prints for several budgets the time of
-// both, their ratio (times_faster), and the memory that the planner took (MB).
+// Compares the `chain` planner at 339 stages and 500 slots with the plain recurrence. Prints for several budgets the times
+// of both, their ratio (times_faster), and the memory of the planner (MB).
 #include <benchmark/benchmark.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -23,8 +23,9 @@ namespace {
 
 constexpr int64_t kSlots = 500;
 
-/// Like ResNet-1001 on 32x32 images in batches of 128: a stem, three groups of 112 bottleneck blocks, pooling, the
-/// classifier and the loss, 339 stages in all; bytes from the shapes, times from bytes and multiplications.
+/// Returns a chain like ResNet-1001 on 32x32 images in batches of 128: a stem, three groups of 112 bottleneck blocks,
+/// pooling, the classifier and the loss, 339 stages in all. Bytes follow from shapes, times from bytes and
+/// multiplications.
 Chain resnet_1001() {
   constexpr int64_t kBatch = 128;
   constexpr int64_t kFloat = 4;
@@ -70,7 +71,7 @@ Chain resnet_1001() {
   return chain;
 }
 
-/// The budget that leaves a share, in per cent, of what recording everything takes beside resident values.
+/// Returns the resident bytes plus a share, in percent, of what store-all adds to them.
 struct Case {
   Chain chain = resnet_1001();
   int64_t left_bytes;
@@ -81,7 +82,7 @@ struct Case {
   }
 };
 
-/// What the plain recurrence needed and found, by per cent.
+/// Time and result of the plain recurrence for each share of the budget, in percent.
 struct Plain {
   double seconds = 0;
   double extra_ns = 0;
@@ -109,7 +110,8 @@ void plain(benchmark::State& state) {
   }
 }
 
-/// By how much planning raises the largest resident memory of a process: of a child that plans and one that does not.
+/// Returns by how much planning raises the maximum resident set of a process: the difference between a child process that
+/// plans and one that does not.
 int64_t planning_bytes(const Case& input, const PlanRequest& request) {
   const auto child_peak_kib = [&](bool plans) -> int64_t {
     const pid_t child = fork();
@@ -126,7 +128,7 @@ int64_t planning_bytes(const Case& input, const PlanRequest& request) {
   return (child_peak_kib(true) - idle_kib) * 1024;
 }
 
-/// The whole of plan_chain(), the smallest budget and the schedule included.
+/// Measures all of plan_chain(), including the smallest budget and the schedule.
 void planner(benchmark::State& state) {
   const Case input(state.range(0));
   PlanRequest request = input.request;

@@ -1,4 +1,4 @@
-"""What the backend itself costs: plain PyTorch, backend aot_eager, and ours with nothing recomputed, in turn.
+"""Measures the overhead of the backend: alternates plain PyTorch, aot_eager, and headroom without recomputation.
 
 Usage: compile_bench.py [--turns N] [--device cpu|cuda] [MODEL ...]. Ratios are medians over turns; CPU times of the
 process on CPU.
@@ -45,23 +45,23 @@ def compare(name: str, device: str, turns: int) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = CASES[name].make().to(device)
-    batch = [one.to(device) for one in CASES[name].inputs()]
+    batch = [tensor.to(device) for tensor in CASES[name].inputs()]
     loss = loss_of(model)
     runs = {
         "plain": loss,
         "aot_eager": torch.compile(loss, backend="aot_eager", dynamic=False),
         "headroom": headroom.compile(loss, "1x"),
     }
-    times: dict[str, list[float]] = {one: [] for one in runs}
+    times: dict[str, list[float]] = {kind: [] for kind in runs}
     for turn in range(-3, turns):
-        for one in sorted(runs, reverse=turn % 2 == 0):
+        for kind in sorted(runs, reverse=turn % 2 == 0):
             model.zero_grad()
-            elapsed = step_time(runs[one], batch, device)
+            elapsed = step_time(runs[kind], batch, device)
             if turn >= 0:
-                times[one].append(elapsed)
+                times[kind].append(elapsed)
     ratio = {
-        one: statistics.median(a / b for a, b in zip(times[one], times["plain"], strict=True))
-        for one in ("aot_eager", "headroom")
+        kind: statistics.median(a / b for a, b in zip(times[kind], times["plain"], strict=True))
+        for kind in ("aot_eager", "headroom")
     }
     print(
         f"{name:10} plain {1e3 * statistics.median(times['plain']):8.2f} ms   aot_eager x{ratio['aot_eager']:.3f}   "
@@ -71,11 +71,11 @@ def compare(name: str, device: str, turns: int) -> None:
 
 
 LARGE = {f"large-{name}": make for name, make in STEPS.items()}
-FIRST_CALLS = ("aot_eager", "none", "1x", "0.6x")  # the other backend; budgets of ours
+FIRST_CALLS = ("aot_eager", "none", "1x", "0.6x")  # Backend aot_eager, then budgets of headroom.
 
 
 def first_call(name: str, device: str, point: str) -> None:
-    """Prints the seconds of a first step in this process; nan where the budget is too small for the model."""
+    """Prints the seconds of a first step in this process, or nan if the budget is too small for the model."""
     leaf = torch.ones(2, requires_grad=True)
     torch.compile(torch.sin, backend="aot_eager")(leaf).sum().backward()
     torch._dynamo.reset()
@@ -84,7 +84,7 @@ def first_call(name: str, device: str, point: str) -> None:
         loss, batch = LARGE[name]()
     else:
         loss = loss_of(CASES[name].make().to(device))
-        batch = [one.to(device) for one in CASES[name].inputs()]
+        batch = [tensor.to(device) for tensor in CASES[name].inputs()]
     if point == "aot_eager":
         run = torch.compile(loss, backend="aot_eager", dynamic=False)
     else:
@@ -107,7 +107,7 @@ def compare_first_calls(name: str, device: str) -> None:
                 check=True,
             )
         seconds[point] = float(done.stdout.split()[-1])
-    ratios = "   ".join(f"{one} x{seconds[one] / seconds['aot_eager']:.2f}" for one in FIRST_CALLS[1:])
+    ratios = "   ".join(f"{kind} x{seconds[kind] / seconds['aot_eager']:.2f}" for kind in FIRST_CALLS[1:])
     print(f"{name:18} aot_eager {seconds['aot_eager']:6.2f} s   headroom {ratios}", flush=True)
 
 
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--first-call", action="store_true")
-    parser.add_argument("--point", choices=FIRST_CALLS, help=argparse.SUPPRESS)  # in a process of its own
+    parser.add_argument("--point", choices=FIRST_CALLS, help=argparse.SUPPRESS)  # In a separate process.
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(CASES)}; default: all")
     options = parser.parse_args()
     known = [*CASES, *(LARGE if options.first_call or options.point else [])]

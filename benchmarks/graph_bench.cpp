@@ -1,4 +1,4 @@
-// division-tree and lower-sets on graphs like those of residual networks.
+// Measures division-tree and lower-sets on graphs like those of residual networks.
 #include <benchmark/benchmark.h>
 
 #include <string>
@@ -11,9 +11,9 @@
 namespace headroom {
 namespace {
 
-/// The training step of a ResNet of bottleneck blocks at 224x224, batch 32: an op per convolution, normalisation,
+/// Returns the training step of a ResNet of bottleneck blocks at 224x224, batch 32: an op per convolution, normalisation,
 /// activation and addition (about 350 forward ops for ResNet-101's 3, 4, 23, 3 blocks), and a backward op for each.
-/// Times are as if a byte took a nanosecond, ten where it is convolved.
+/// An op takes a nanosecond per byte, a convolution ten.
 class ResNet {
  public:
   explicit ResNet(const std::vector<int>& blocks) {
@@ -67,7 +67,7 @@ class ResNet {
  private:
   static ValueId output(int v) { return value_id(static_cast<size_t>(v + 1)); }
 
-  /// A forward op; -1 is the batch.
+  /// Adds a forward op. The input -1 is the batch.
   int add(const std::vector<int>& reads, int64_t channels, int64_t side, int64_t time_per_byte) {
     const int v = static_cast<int>(reads_.size());
     const int64_t bytes = 4 * 32 * channels * side * side;
@@ -84,7 +84,7 @@ class ResNet {
     return v;
   }
 
-  /// Convolution, normalisation and, if wanted, activation.
+  /// Adds a convolution, a normalisation and, optionally, an activation.
   int unit(const std::vector<int>& reads, int64_t channels, int64_t side, int64_t time_per_byte, bool activation) {
     int v = add(reads, channels, side, time_per_byte);
     v = add({v}, channels, side, 1);

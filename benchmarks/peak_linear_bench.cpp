@@ -1,5 +1,5 @@
-// peak-linear from 1,000 to 1,000,000 stages: time for a stage. Up to about 100,000 much of it goes into the fewest
-// checkpoints among equals, which is capped; beyond, the time for a stage stays the same.
+// Measures the time of peak-linear per stage, from 1,000 to 1,000,000 stages. Up to about 100,000 stages much of it is the
+// search for the fewest checkpoints among equal plans, which is capped. Beyond that the time per stage is constant.
 #include <benchmark/benchmark.h>
 
 #include <cstdio>
@@ -11,7 +11,7 @@
 namespace headroom {
 namespace {
 
-/// Sizes that fall and rise as a network's do, seeded.
+/// Returns seeded sizes that fall and rise like those of a network.
 Chain uneven_chain(int64_t length) {
   Chain chain{"uneven", 1000, 1000, 0, {}};
   uint64_t seed = 1;
@@ -33,8 +33,8 @@ BENCHMARK(peak_linear)->RangeMultiplier(10)->Range(1'000, 1'000'000)->Unit(bench
 
 void print_ratios(const BenchmarkTimes& times_ms) {
   const auto ns_a_stage = [&](const std::string& stages) {
-    const auto found = times_ms.find("peak_linear/" + stages);
-    return found == times_ms.end() ? 0 : 1e6 * found->second / std::stod(stages);
+    const auto time = times_ms.find("peak_linear/" + stages);
+    return time == times_ms.end() ? 0 : 1e6 * time->second / std::stod(stages);
   };
   const double reference_ns = ns_a_stage("100000");
   for (const char* stages : {"1000", "10000", "100000", "1000000"})

@@ -1,4 +1,4 @@
-// The simulator on schedules of 10,000 ops, and the bulk form of the search of `auto` on the same runs.
+// Measures the simulator on schedules of 10,000 ops, and the timeline of `auto` on the same runs.
 #include <benchmark/benchmark.h>
 
 #include <string>
@@ -12,9 +12,10 @@ namespace headroom {
 namespace {
 
 constexpr int kOps = 10'000;
-constexpr int kLength = 3500;  ///< stages of the chain
+constexpr int kLength = 3500;  ///< number of stages of the chain
 
-/// A residual network op by op: forward op i reads the outputs of i-1 and i-3, its backward the gradient and both.
+/// Returns a residual network of single ops: forward op i reads the outputs of i-1 and i-3, its backward the gradient and
+/// both.
 Graph residual_graph() {
   GraphSpec spec;
   spec.name = "residual";
@@ -70,7 +71,7 @@ void simulate_graph(benchmark::State& state) {
 }
 BENCHMARK(simulate_graph);
 
-/// About 10,000 runs, with tapes that hold their stage's input and output.
+/// Returns about 10,000 runs, with tapes that hold the input and output of their stage.
 Schedule kept_every_eighth() {
   std::vector<int> checkpoints;
   for (int i = 8; i < kLength; i += 8) checkpoints.push_back(i);
@@ -83,7 +84,7 @@ void simulate_chain(benchmark::State& state) {
 }
 BENCHMARK(simulate_chain);
 
-/// Builds a timeline of the same runs anew, which includes finding the drops: what the search does all the time.
+/// Measures building a timeline of the same runs, drops included, which the search does most of the time.
 void assign_timeline(benchmark::State& state, const Graph& graph, const Schedule& schedule) {
   std::vector<int32_t> runs;
   for (const Step& step : schedule.steps)

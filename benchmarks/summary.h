@@ -9,11 +9,10 @@
 
 namespace headroom {
 
-/// Real time of each benchmark by its name, in its own unit.
+/// The real time of each benchmark by its name, in the benchmark's unit.
 using BenchmarkTimes = std::map<std::string, double>;
 
-/// Runs the benchmarks that the arguments ask for and prints the usual lines, then what `summarise` prints of the
-/// times.
+/// Runs the benchmarks that the arguments select, prints the usual lines and calls `summarise` with the times.
 inline void run_benchmarks(int argc, char** argv, const std::function<void(const BenchmarkTimes&)>& summarise) {
   class Reporter : public benchmark::ConsoleReporter {
    public:

@@ -1,4 +1,4 @@
-"""What a stage of a network costs in eager PyTorch (fp32, CUDA): its bytes exactly, its time on an imaginary device.
+"""Costs of a stage of a network in eager PyTorch (fp32, CUDA): exact bytes, and time on an imaginary device.
 
 A stage is written down as the ops that PyTorch runs, each with what autograd saves for it and what its backward
 allocates; Stage.measure() walks them forward and backward and counts.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 FLOAT_BYTES = 4
 INT64_BYTES = 8
 
-# The device: 20 TFLOP/s and 1 TB/s, an op takes the longer of computing and moving its bytes.
+# The device has 20 TFLOP/s and 1 TB/s. An op takes the longer of computing and moving its bytes.
 FLOPS_PER_NS = 20_000
 BYTES_PER_NS = 1_000
 
@@ -35,7 +35,7 @@ class Storage:
 
 @dataclass(eq=False)
 class Tensor:
-    """A tensor in a storage of its own, or, for views and ops in place, in that of another."""
+    """A tensor with its own storage or, for views and ops in place, that of another."""
 
     shape: tuple[int, ...]
     storage: Storage
@@ -51,7 +51,7 @@ def new_tensor(*shape: int) -> Tensor:
 
 
 def window_shape(x: Tensor, channels: int, kernel: int, stride: int, padding: int) -> tuple[int, int, int, int]:
-    """What sliding a square window over images gives."""
+    """Returns the result of sliding a square window over images."""
     batch, _, height, width = x.shape
     return (
         batch,
@@ -68,7 +68,7 @@ class Op:
     saved: tuple[Storage, ...]
     parameter_bytes: int
     backward_workspace_bytes: int
-    # The gradient of the output is that of the inputs that are as large, without a copy.
+    # The gradient of the output is also that of the inputs of the same size, without a copy.
     passes_gradient: bool
     forward_ns: int
     backward_ns: int
@@ -104,14 +104,14 @@ class Stage:
         )
 
     def relu_(self, x: Tensor) -> Tensor:
-        """In place; backward masks the gradient into a new tensor by the saved result."""
+        """Runs in place. Backward masks the gradient into a new tensor by the saved result."""
         return self._run((x,), Tensor(x.shape, x.storage), saved=(x.storage,))
 
     def gelu(self, x: Tensor) -> Tensor:
         return self._run((x,), new_tensor(*x.shape), saved=(x.storage,))
 
     def dropout(self, x: Tensor) -> Tensor:
-        """The fused kernel: a new output and a mask of one byte for each element."""
+        """Runs the fused kernel: a new output and a mask of one byte for each element."""
         return self._run((x,), new_tensor(*x.shape), saved=(Storage(math.prod(x.shape)),))
 
     def max_pool(self, x: Tensor, kernel: int, stride: int, padding: int = 0) -> Tensor:
@@ -120,23 +120,23 @@ class Stage:
         return self._run((x,), out, saved=(x.storage, indices))
 
     def average(self, x: Tensor) -> Tensor:
-        """Global average of each channel; backward needs only the shape."""
+        """Takes the global average of each channel. Backward needs only the shape."""
         return self._run((x,), new_tensor(*x.shape[:2]))
 
     def batch_norm(self, x: Tensor) -> Tensor:
-        """Saves its input, and mean and inverse deviation of each channel."""
+        """Normalises channels. Saves its input, and mean and inverse deviation of each channel."""
         channels = x.shape[1]
         statistics = Storage(2 * channels * FLOAT_BYTES)
         self.buffer_bytes += 2 * channels * FLOAT_BYTES + INT64_BYTES  # running mean and variance, number of batches
         return self._run((x,), new_tensor(*x.shape), saved=(x.storage, statistics), parameters=2 * channels)
 
     def layer_norm(self, x: Tensor) -> Tensor:
-        """Saves its input, and mean and inverse deviation of each row."""
+        """Normalises rows. Saves its input, and mean and inverse deviation of each row."""
         statistics = Storage(2 * math.prod(x.shape[:-1]) * FLOAT_BYTES)
         return self._run((x,), new_tensor(*x.shape), saved=(x.storage, statistics), parameters=2 * x.shape[-1])
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """y may lack leading dimensions of x."""
+        """Adds x and y, which may lack leading dimensions of x."""
         return self._run((x, y), new_tensor(*x.shape), passes_gradient=True)
 
     def add_(self, x: Tensor, y: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class Stage:
         return self._run((x,), view, passes_gradient=True, moves_bytes=False)
 
     def attention(self, qkv: Tensor, heads: int) -> Tensor:
-        """Causal, in the flash manner: saves queries, keys, values, the output and the log-sum-exp of each row.
+        """Runs causal flash attention: saves queries, keys, values, the output and the log-sum-exp of each row.
 
         Queries, keys and values are views of one tensor; their three gradients are put together into a new one.
         """
@@ -165,7 +165,7 @@ class Stage:
         )
 
     def embedding(self, ids: Tensor, vocabulary: int, width: int) -> Tensor:
-        """Token plus position. The token table is also the head's weight, where its parameters are counted:
+        """Embeds token plus position. The token table is also the head's weight, where its parameters are counted:
 
         its gradient here is a temporary, added to the one that the head's backward has made.
         """
@@ -179,7 +179,7 @@ class Stage:
         return self.add(token, position)
 
     def cross_entropy(self, x: Tensor) -> Tensor:
-        """log_softmax and nll_loss, which saves its input and the total weight; the labels are resident."""
+        """Runs log_softmax and nll_loss, which saves its input and the total weight. The labels are resident."""
         logarithms = new_tensor(*x.shape)
         self._run((x,), logarithms, saved=(logarithms.storage,))
         return self._run((logarithms,), new_tensor(), saved=(logarithms.storage, Storage(FLOAT_BYTES)))
@@ -197,7 +197,7 @@ class Stage:
         passes_gradient: bool = False,
         moves_bytes: bool = True,
     ) -> Tensor:
-        """Backward takes the forward's flops once for each gradient that it makes, unless told otherwise."""
+        """Adds an op. By default, backward takes the forward's flops once for each gradient that it computes."""
         weight_bytes = parameters * FLOAT_BYTES
         wanted_bytes = [x.bytes for x in inputs if x.needs_gradient]
         extra = sum(s.bytes for s in saved if all(s is not x.storage for x in (*inputs, output)))
@@ -223,7 +223,7 @@ class Stage:
         return output
 
     def measure(self, name: str, *, is_last: bool) -> dict[str, str | int]:
-        """The stage as FORMATS has it.
+        """Returns the stage in the form of docs/formats.md.
 
         The model has at B's moment the whole tape, both gradients g_i and g_{i-1} and the parameters' gradients p_i;
         backward_workspace_bytes is what the real peak is above that, or, where the tape shrinks faster than gradients
@@ -278,13 +278,16 @@ class Stage:
         peak = 0
         for op in reversed(self.ops):
             gradient = gradients.pop(op.output)
-            wanted = [x for x in op.inputs if x.needs_gradient]
-            made = [gradient if op.passes_gradient and x.bytes == op.output.bytes else Storage(x.bytes) for x in wanted]
-            references.update(made)
+            differentiable = [x for x in op.inputs if x.needs_gradient]
+            storages = [
+                gradient if op.passes_gradient and x.bytes == op.output.bytes else Storage(x.bytes)
+                for x in differentiable
+            ]
+            references.update(storages)
             kept += op.parameter_bytes
             peak = max(peak, now() + op.backward_workspace_bytes)
             references.subtract([gradient, *op.saved])
-            for x, new in zip(wanted, made, strict=True):
+            for x, new in zip(differentiable, storages, strict=True):
                 old = gradients.setdefault(x, new)
                 if old is new:
                     continue

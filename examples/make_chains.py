@@ -32,7 +32,7 @@ Forward = Callable[[Stage, Tensor], Tensor]
 
 
 class ChainBuilder:
-    """Stages one after another. Without weights, neither they nor their gradients (nor labels) take memory."""
+    """A chain of stages. Without weights, neither they nor their gradients (nor labels) take memory."""
 
     def __init__(self, name: str, x: Tensor, label_bytes: int, *, with_weights: bool) -> None:
         self.name = name
@@ -172,7 +172,7 @@ def networks(batch: int | None = None, *, with_weights: bool = True) -> list[Cha
 
 
 def to_text(document: dict[str, Any]) -> str:
-    """JSON with a line for each entry of a list of objects."""
+    """Returns JSON with a line for each entry of a list of objects."""
     lines = []
     for key, value in document.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -184,7 +184,7 @@ def to_text(document: dict[str, Any]) -> str:
 
 
 def write_or_check(documents: list[dict[str, Any]], folder: Path, *, check: bool) -> int:
-    """Writes NAME.json for each document; or says on stderr which of them differ from it. Returns an exit status."""
+    """Writes NAME.json for each document, or prints to stderr which files differ. Returns an exit status."""
     differing = []
     for document in documents:
         path = folder / f"{document['name']}.json"

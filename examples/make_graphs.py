@@ -32,7 +32,7 @@ class Value:
 
 
 class GraphBuilder:
-    """Forward ops as they are called, then, by backward(), their gradients in reverse."""
+    """Forward ops in the order of the calls, then, by backward(), their gradients in reverse."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -77,7 +77,7 @@ class GraphBuilder:
         flops: int = 0,
         in_place: bool = False,
     ) -> Value:
-        """An op and its backward, which reads `saved`, the weights and the gradient of the first output.
+        """Adds an op and its backward, which reads `saved`, the weights and the gradient of the first output.
 
         Resident inputs (images, labels) have no gradient. Backward takes the forward's flops for each of the gradients
         that it makes. In place: the output may take the memory of the input, and in backward the gradient of the input
@@ -88,19 +88,19 @@ class GraphBuilder:
 
         def backward() -> None:
             gradient = self.gradients[outputs[0]]
-            wanted = [x for x in inputs if not x.resident]
-            made = [self.value(self._gradient_name(x), *x.shape) for x in wanted]
+            differentiable = [x for x in inputs if not x.resident]
+            gradients = [self.value(self._gradient_name(x), *x.shape) for x in differentiable]
             weight_gradients = [self.value(f"grad.{w.name}", *w.shape) for w in weights]
             self.outputs += [g.name for g in weight_gradients]
             self.op(
                 f"{name}.backward",
                 [*saved, *weights, gradient],
-                made + weight_gradients,
+                gradients + weight_gradients,
                 phase="backward",
-                flops=flops * (len(made) + len(weight_gradients)),
+                flops=flops * (len(gradients) + len(weight_gradients)),
                 overwrites=[gradient, *saved] if in_place else None,
             )
-            for x, part in zip(wanted, made, strict=True):
+            for x, part in zip(differentiable, gradients, strict=True):
                 self._add_gradient(x, part)
 
         self.backward_ops.append(backward)
@@ -163,7 +163,7 @@ class UNet(GraphBuilder):
         return self.layer(name, [x], [self.value(name, *shape), indices], saved=[indices])
 
     def up(self, name: str, x: Value, channels: int) -> Value:
-        """A transposed 2x2 convolution of stride 2: each output pixel sees one input pixel."""
+        """Adds a transposed 2x2 convolution of stride 2, in which each output pixel reads one input pixel."""
         batch, in_channels, height, width = x.shape
         weight = self.value(f"{name}.weight", channels * (in_channels * 4 + 1), resident=True)
         out = self.value(name, batch, channels, 2 * height, 2 * width)

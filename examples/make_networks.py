@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes training graphs (headroom.graph/1) of larger networks, op by op, into a folder: too large to be kept here.
+"""Writes training graphs (headroom.graph/1) of larger networks, op by op, into a folder. They are not kept here.
 
     examples/make_networks.py --out-dir FOLDER [resnet50 densenet121 gpt2 llama]
 
@@ -194,9 +194,9 @@ def llama(layers: int = 16, batch: int = 4, width: int = 2048) -> dict[str, Any]
 
     def rotate(name: str, x: Value) -> Value:
         turned = net.pointwise(f"{name}.turned", [x], *x.shape, saved=[])
-        one = net.pointwise(f"{name}.cos", [x], *x.shape, saved=[])
-        other = net.pointwise(f"{name}.sin", [turned], *x.shape, saved=[])
-        return net.add(name, one, other)
+        cosine = net.pointwise(f"{name}.cos", [x], *x.shape, saved=[])
+        sine = net.pointwise(f"{name}.sin", [turned], *x.shape, saved=[])
+        return net.add(name, cosine, sine)
 
     tokens = net.value("tokens", batch, TOKENS, element_bytes=8, resident=True)
     table = net.value("embedding.weight", 32000, width, resident=True)

@@ -49,8 +49,8 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def without_solve_time(text: str) -> list[str]:
-    """What does not differ from one machine to the next. Which planners do not apply need not be shown."""
-    lines = text.split("\n\nnot for this")[0].rstrip().splitlines()
+    """What does not differ from one machine to the next. The list of planners that do not apply may be left out."""
+    lines = text.split("\n\nnot applicable to this")[0].rstrip().splitlines()
     return [re.sub(r"\s+[\d.]+ ms$", "", line) if SOLVED.match(line) else line.rstrip() for line in lines]
 
 

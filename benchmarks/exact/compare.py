@@ -45,7 +45,7 @@ def is_plain(graph: dict[str, Any]) -> bool:
 
 
 def graph_of_chain(chain: dict[str, Any]) -> dict[str, Any]:
-    """The graph that FORMATS says a chain is."""
+    """Returns the graph of a chain, as docs/formats.md defines it."""
     stages = chain["stages"]
     last = len(stages)
     values = [
@@ -82,7 +82,7 @@ def graph_of_chain(chain: dict[str, Any]) -> dict[str, Any]:
 
 
 class Model:
-    """Times are numbered so that run (stage s, op v), v <= s, is at s(s+1)/2 + v."""
+    """Builds the model. Run (stage s, op v), v <= s, has the time index s(s+1)/2 + v."""
 
     def __init__(self, graph: dict[str, Any], budget_bytes: int, most_runs: int) -> None:
         self.ops = needed_ops(graph)
@@ -92,8 +92,8 @@ class Model:
         outputs = set(graph["outputs"])
         n = len(self.ops)
         horizon = n * (n + 1) // 2
-        self.runs: list[list[tuple[Any, Any]]] = []  # by op: (time, is there)
-        keeps: dict[str, list[tuple[Any, Any, Any]]] = {}  # by value: (start, end, is there), of each run
+        self.runs: list[list[tuple[Any, Any]]] = []  # (time, is present) of the runs of each op
+        keeps: dict[str, list[tuple[Any, Any, Any]]] = {}  # (start, end, is present) of each run that writes a value
         holds = {value["name"]: value.get("holds", []) for value in graph["values"]}
         producers: dict[str, list[int]] = {}
         for v, op in enumerate(self.ops):
@@ -112,34 +112,34 @@ class Model:
             copies: dict[str, list[tuple[Any, Any, Any]]] = {}
             for name in op["outputs"]:
                 copies[name] = []
-                for start, is_there in runs:
+                for start, is_live in runs:
                     end = self.model.new_int_var(first, horizon - 1, "")
                     length = self.model.new_int_var(1, horizon, "")
-                    intervals.append(self.model.new_optional_interval_var(start, length, end + 1, is_there, ""))
+                    intervals.append(self.model.new_optional_interval_var(start, length, end + 1, is_live, ""))
                     demands.append(sizes[name])
-                    copies[name].append((start, end, is_there))
+                    copies[name].append((start, end, is_live))
                 self.order_copies(copies[name], is_alone)
                 keeps.setdefault(name, []).extend(copies[name])
-            for name in op["outputs"]:  # what is held: made by the same run, or there when it runs
+            for name in op["outputs"]:  # Held values are outputs of the same run, or live during it.
                 for held in set(holds[name]) - resident:
-                    for k, (start, end, is_there) in enumerate(copies[name]):
+                    for k, (start, end, is_live) in enumerate(copies[name]):
                         if held in copies:
-                            self.model.add(copies[held][k][1] >= end).only_enforce_if(is_there)
+                            self.model.add(copies[held][k][1] >= end).only_enforce_if(is_live)
                         else:
-                            self.need(keeps[held], start, is_there, end)
+                            self.need(keeps[held], start, is_live, end)
             workspace = op.get("workspace_bytes", 0)
             if workspace > 0:
-                for start, is_there in runs:
-                    interval = self.model.new_optional_fixed_size_interval_var(start, 1, is_there, "")
+                for start, is_live in runs:
+                    interval = self.model.new_optional_fixed_size_interval_var(start, 1, is_live, "")
                     intervals.append(interval)
                     demands.append(workspace)
-            for start, is_there in runs:
+            for start, is_live in runs:
                 for name in op["inputs"]:
                     if name not in resident:
-                        self.need(keeps[name], start, is_there)
+                        self.need(keeps[name], start, is_live)
         for name in outputs:
             self.need(keeps[name], horizon - 1, True)
-        for makers in producers.values():  # of alternatives, one runs at its place
+        for makers in producers.values():  # One of several producers runs at its position.
             firsts = [self.runs[v][0][1] for v in makers]
             if len(makers) > 1:
                 self.model.add_bool_or(firsts)
@@ -147,30 +147,30 @@ class Model:
         self.model.add_cumulative(intervals, demands, capacity)
         self.base_ns = sum(op["time_ns"] for op, runs in zip(self.ops, self.runs, strict=True) if runs[0][1] is True)
         paid = [
-            op["time_ns"] * is_there
+            op["time_ns"] * is_live
             for op, runs in zip(self.ops, self.runs, strict=True)
-            for _, is_there in runs
-            if is_there is not True
+            for _, is_live in runs
+            if is_live is not True
         ]
         self.model.minimize(sum(paid))
 
     def order_copies(self, copies: list[tuple[Any, Any, Any]], is_alone: bool) -> None:
-        """Reruns are used one after the other; the first run of an alternative need not be there."""
-        for k, ((_, end, was_there), (start, _, is_there)) in enumerate(pairwise(copies)):
-            if was_there is True:
-                self.model.add(end < start).only_enforce_if(is_there)
+        """Adds the order of reruns. The first run of an alternative may be absent."""
+        for k, ((_, end, was_live), (start, _, is_live)) in enumerate(pairwise(copies)):
+            if was_live is True:
+                self.model.add(end < start).only_enforce_if(is_live)
             else:
-                self.model.add(end < start).only_enforce_if(is_there, was_there)
+                self.model.add(end < start).only_enforce_if(is_live, was_live)
                 if k > 0 or is_alone:
-                    self.model.add_implication(is_there, was_there)
+                    self.model.add_implication(is_live, was_live)
 
     def need(self, copies: list[tuple[Any, Any, Any]], when: Any, is_needed: Any, until: Any = None) -> None:
-        """One of the copies is there at a time, and on to another."""
+        """Requires that one of the copies of a value is live over an interval."""
         chosen = []
-        for start, end, is_there in copies:
+        for start, end, is_live in copies:
             this = self.model.new_bool_var("")
-            if is_there is not True:
-                self.model.add_implication(this, is_there)
+            if is_live is not True:
+                self.model.add_implication(this, is_live)
             self.model.add(start <= when).only_enforce_if(this)
             self.model.add(end >= (when if until is None else until)).only_enforce_if(this)
             chosen.append(this)
@@ -189,28 +189,28 @@ class Model:
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             result["time_ns"] = self.base_ns + round(solver.objective_value)
             result["bound_ns"] = self.base_ns + round(solver.best_objective_bound)
-            found = [
-                (start if is_there is True else solver.value(start), op["name"])
+            order = [
+                (start if is_live is True else solver.value(start), op["name"])
                 for op, runs in zip(self.ops, self.runs, strict=True)
-                for start, is_there in runs
-                if is_there is True or solver.boolean_value(is_there)
+                for start, is_live in runs
+                if is_live is True or solver.boolean_value(is_live)
             ]
-            result["runs"] = [name for _, name in sorted(found)]
+            result["runs"] = [name for _, name in sorted(order)]
         return result
 
 
 def needed_ops(graph: dict[str, Any]) -> list[dict[str, Any]]:
-    wanted = set(graph["outputs"])
+    needed = set(graph["outputs"])
     ops = []
     for op in reversed(graph["ops"]):
-        if wanted & set(op["outputs"]):
-            wanted |= set(op["inputs"])
+        if needed & set(op["outputs"]):
+            needed |= set(op["inputs"])
             ops.append(op)
     return ops[::-1]
 
 
 def with_drops(graph: dict[str, Any], runs: list[str]) -> list[dict[str, str]]:
-    """Every value dropped after its last use before it is made again."""
+    """Returns the schedule that drops every value after its last use before the next recomputation."""
     ops = {op["name"]: op for op in graph["ops"]}
     used = {value["name"] for value in graph["values"] if value.get("resident")} | set(graph["outputs"])
     steps: list[dict[str, str]] = []
@@ -285,22 +285,22 @@ def main() -> None:
                 if options.results:
                     options.results.write_text(json.dumps(answers, indent=1))
             solver = answers[key]
-            found, best = plan["time_ns"], solver.get("time_ns")
-            change = f"{100 * (found / best - 1):+.2f} %" if found is not None and best else ""
+            time_ns, best = plan["time_ns"], solver.get("time_ns")
+            change = f"{100 * (time_ns / best - 1):+.2f} %" if time_ns is not None and best else ""
             ratio = 1000 * solver["seconds"] / plan["solve_ms"]
             if solver["seconds"] > LONG_SECONDS:
                 long_ratios.append(ratio)
             label = share if share.endswith("x") else f"smallest, {share}"
             print(
                 f"| {graph['name']} | {label} | {solver['status']} | {best or '-'} | {solver.get('bound_ns', '-')} | "
-                f"{solver['seconds']:.1f} | {found or plan['status']} | {change} | {plan['lower_bound_ns']} | "
+                f"{solver['seconds']:.1f} | {time_ns or plan['status']} | {change} | {plan['lower_bound_ns']} | "
                 f"{plan['solve_ms'] / 1000:.3f} | {ratio:.0f} |",
                 flush=True,
             )
-    least = min(long_ratios, default=float("inf"))
+    minimum = min(long_ratios, default=float("inf"))
     print(
         f"\nat least {WANTED_RATIO} times faster wherever the solver needs more than {LONG_SECONDS} s: "
-        f"{'yes' if least >= WANTED_RATIO else 'no'}, least ratio {least:.0f} of {len(long_ratios)} cases"
+        f"{'yes' if minimum >= WANTED_RATIO else 'no'}, least ratio {minimum:.0f} of {len(long_ratios)} cases"
     )
 
 

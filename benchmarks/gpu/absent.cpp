@@ -1,5 +1,5 @@
-// A stub CUDA device for dry_run.py. With it loaded, PyTorch without CUDA makes (fake) tensors on a GPU; they have no
-// memory, and no kernel can run.
+// A stub CUDA device for dry_run.py. It lets PyTorch without CUDA create (fake) tensors on a GPU. They have no memory, and
+// no kernel can run.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 

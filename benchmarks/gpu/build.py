@@ -1,4 +1,4 @@
-"""Compiles what the suites need against the PyTorch of the running Python, without CMake.
+"""Compiles the dependencies of the suites against the PyTorch of the running Python, without CMake.
 
     python benchmarks/gpu/build.py python      the Python package's C++ side, into python/headroom/_C.so
     python benchmarks/gpu/build.py programs    train_check and peak_table, into build/gpu; for PyTorch with CUDA
@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "gpu"
-# Folders of headroom/ that the Python package and the programs do without.
+# Folders of headroom/ that the Python package and the programs do not need.
 NOT_IN_PYTHON = ("cli", "train", "zoo")
 NOT_IN_PROGRAMS = ("cli", "report")
 PROGRAMS = ("train_check", "peak_table")
@@ -54,7 +54,7 @@ class Torch:
         return Torch(folder, version["__version__"], version["cuda"])
 
     def cuda_folders(self) -> list[Path]:
-        """Returns where CUDA's headers and libraries may be: the toolkit's folder, and those of pip's packages."""
+        """Returns folders that can have CUDA's headers and libraries: the toolkit's, and those of pip's packages."""
         packages = self.folder.parent / "nvidia"
         folders = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")), packages / "cuda_runtime"]
         return [folder for folder in [*folders, *sorted(packages.glob("cu[0-9]*"))] if folder.is_dir()]
@@ -62,7 +62,7 @@ class Torch:
 
 @dataclass
 class Build:
-    """Objects and what is linked of them."""
+    """Compiles objects and links them."""
 
     torch: Torch
     objects: Path = BUILD / "objects"
@@ -81,7 +81,7 @@ class Build:
         return options + [f"-isystem{folder}" for folder in folders if folder.is_dir()]
 
     def compile(self, sources: Sequence[Path]) -> list[Path]:
-        """Returns the object of each source, compiled over all cores unless nothing has changed."""
+        """Returns the object of each source. Compiles changed sources on all cores."""
         self.objects.mkdir(parents=True, exist_ok=True)
         stale = [source for source in sources if not self._is_fresh(source)]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -94,7 +94,7 @@ class Build:
         return [self._object_of(source) for source in sources]
 
     def link(self, target: Path, objects: Sequence[Path], options: Sequence[str]) -> None:
-        """Links a program or library unless nothing has changed."""
+        """Links a program or library if an input has changed."""
         command = ["g++", *map(str, objects), "-o", str(target), *options]
         record = self.objects / f"{target.name}.link.json"
         state = [command, [self._hash(path) for path in objects]]
@@ -124,7 +124,7 @@ class Build:
 
     def _compile(self, source: Path) -> Path:
         rules = self._object_of(source).with_suffix(".d")
-        self._record_of(source).unlink(missing_ok=True)  # A compilation that is cut off leaves half an object.
+        self._record_of(source).unlink(missing_ok=True)  # An interrupted compilation leaves an incomplete object.
         _run([*self._command(source), "-MMD", "-MF", str(rules)])
         # "object: source header \ header ...", of the project's own files.
         files = rules.read_text().partition(":")[2].replace("\\\n", " ").split()
@@ -161,14 +161,14 @@ def _run(command: Sequence[str]) -> None:
 
 
 def sources(left_out: Sequence[str]) -> Iterator[Path]:
-    """Yields the C++ sources below headroom/ but for those of some folders."""
+    """Yields the C++ sources below headroom/ except those of some folders."""
     for path in sorted((ROOT / "headroom").rglob("*.cpp")):
         if path.relative_to(ROOT / "headroom").parts[0] not in left_out:
             yield path
 
 
 def report_page() -> Path:
-    """Returns a source with an empty report page: bundling the real one takes npm, and measuring does not need it."""
+    """Returns a source with an empty report page. Bundling the page takes npm, and measurements do not need it."""
     source = BUILD / "page_template.cpp"
     template = ROOT / "headroom" / "report" / "page_template.cpp.in"
     source.parent.mkdir(parents=True, exist_ok=True)

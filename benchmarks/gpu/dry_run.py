@@ -1,4 +1,4 @@
-"""Shows what Inductor writes for a GPU, on a machine without one: kernels, the bytes that they move, the code's peak.
+"""Shows the code that Inductor writes for a GPU, on a machine without one: kernels, moved bytes and the code's peak.
 
 Usage: dry_run.py gpt2:LAYERS|resnet50:BLOCKS POINT...
 A POINT is torch:0.5 (torch.compile with activation_memory_budget 0.5) or inductor:0.5x (headroom, by its first plan).
@@ -30,17 +30,17 @@ ROOT = Path(__file__).parents[2]
 
 
 def load_absent_gpu() -> None:
-    """Compiles and loads the stub device. This comes before PyTorch is imported, which looks for a GPU once."""
+    """Compiles and loads the stub device. Must be called before PyTorch is imported, which looks for a GPU once."""
     library = ROOT / "build" / "absent_gpu.so"
     source = Path(__file__).with_name("absent.cpp")
     torch_folder = Path(importlib.util.find_spec("torch").origin).parent
-    libraries = [torch_folder / "lib" / f"lib{one}.so" for one in ("c10", "torch_cpu")]
+    libraries = [torch_folder / "lib" / f"lib{library_name}.so" for library_name in ("c10", "torch_cpu")]
     if not library.exists() or library.stat().st_mtime < source.stat().st_mtime:
         library.parent.mkdir(exist_ok=True)
         options = ["-std=c++20", "-O1", "-fPIC", "-shared", f"-I{torch_folder / 'include'}"]
         subprocess.run(["g++", *options, source, "-o", library, *libraries], check=True)
-    for one in [*libraries, library]:
-        ctypes.CDLL(str(one), ctypes.RTLD_GLOBAL)
+    for path in [*libraries, library]:
+        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
 
 
 load_absent_gpu()
@@ -86,7 +86,7 @@ PROPERTIES = SimpleNamespace(
 
 
 def pretend() -> None:
-    """Makes PyTorch's Python side find the GPU too, and replaces what would run on it."""
+    """Makes PyTorch's Python code find the GPU too, and replaces calls that would run on it."""
 
     def give(value: Any) -> Callable[..., Any]:
         return lambda *_, **__: value
@@ -138,29 +138,29 @@ def pretend() -> None:
     deduce = folder._deduce_value
 
     def deduce_here(self: Any, node: torch.fx.Node) -> Any:
-        there = node.kwargs
-        node.kwargs = {**there, "device": torch.device("cpu")} if "device" in there else there
+        kwargs = node.kwargs
+        node.kwargs = {**kwargs, "device": torch.device("cpu")} if "device" in kwargs else kwargs
         try:
             return deduce(self, node)
         finally:
-            node.kwargs = there
+            node.kwargs = kwargs
 
     folder._deduce_value = deduce_here
 
 
 def estimate_costs() -> None:
-    """Replaces the measuring of calls by estimates from their sizes."""
+    """Replaces measurements of calls by estimates from their sizes."""
 
     def fill(captured: Any, *_: Any) -> None:
         for call in captured.calls:
             args, kwargs = pytree.tree_map(
-                lambda one: one.meta["val"] if isinstance(one, torch.fx.Node) else one,
+                lambda node: node.meta["val"] if isinstance(node, torch.fx.Node) else node,
                 (call.node.args, dict(call.node.kwargs)),
             )
             count = flop_registry.get(getattr(call.node.target, "_overloadpacket", None))
             flops = count(*args, **kwargs, out_val=call.node.meta["val"]) if count else 0
-            values = [*(captured.value_of_tensor[one] for one in call.reads), *call.values]
-            moved = sum(captured.values[one].bytes for one in values)
+            values = [*(captured.value_of_tensor[tensor] for tensor in call.reads), *call.values]
+            moved = sum(captured.values[value].bytes for value in values)
             call.time_ns = START_NS + int(max(flops / FLOPS_PER_NS, moved / BYTES_PER_NS))
             call.workspace_bytes = 0
 
@@ -172,13 +172,13 @@ def estimate_costs() -> None:
 
 def put_there(model: nn.Module) -> nn.Module:
     """Replaces all tensors of a model by tensors on the GPU; modules that share a tensor still share it."""
-    there: dict[int, Any] = {}
+    moved: dict[int, Any] = {}
     for module in model.modules():
-        for tensors, wrap in ((module._parameters, nn.Parameter), (module._buffers, lambda one: one)):
-            for name, one in tensors.items():
-                if one is not None:
-                    there.setdefault(id(one), wrap(torch.empty(one.shape, dtype=one.dtype, device="cuda")))
-                    tensors[name] = there[id(one)]
+        for tensors, wrap in ((module._parameters, nn.Parameter), (module._buffers, lambda tensor: tensor)):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    moved.setdefault(id(tensor), wrap(torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")))
+                    tensors[name] = moved[id(tensor)]
     return model
 
 
@@ -246,7 +246,7 @@ MODELS = {"gpt2": make_gpt2, "resnet50": make_resnet50}
 
 
 class Ended(Exception):
-    """Ends a compilation where its result would be run."""
+    """Ends a compilation before its result would run."""
 
 
 def end(*_: Any) -> None:
@@ -256,9 +256,9 @@ def end(*_: Any) -> None:
 def moved_bytes(node: Any, graph: GraphLowering) -> int:
     """Returns the bytes that a kernel reads and writes, every tensor counted once."""
     by_name: dict[str, int] = collections.defaultdict(int)
-    for one in [*node.read_writes.reads, *node.read_writes.writes]:
-        if not isinstance(one, WeakDep) and one.name not in graph.removed_buffers:
-            by_name[one.name] = max(by_name[one.name], graph.get_dep_size_hint(one))
+    for dependency in [*node.read_writes.reads, *node.read_writes.writes]:
+        if not isinstance(dependency, WeakDep) and dependency.name not in graph.removed_buffers:
+            by_name[dependency.name] = max(by_name[dependency.name], graph.get_dep_size_hint(dependency))
     return sum(by_name.values())
 
 
@@ -273,15 +273,15 @@ class Holder:
         self.bytes = 0
         self.peak_bytes = 0
         self.parts: dict[str, list[str]] = collections.defaultdict(list)  # Results of calls that have several.
-        for name, one in graph.name_to_buffer.items():
-            if isinstance(one, ir.MultiOutput):
-                self.parts[one.inputs[0].get_name()].append(name)
+        for name, buffer in graph.name_to_buffer.items():
+            if isinstance(buffer, ir.MultiOutput):
+                self.parts[buffer.inputs[0].get_name()].append(name)
 
     def size_of(self, name: str) -> int:
-        one = self.graph.name_to_buffer.get(name) or self.graph.graph_inputs[name]
-        if not isinstance(one.maybe_get_layout(), ir.Layout):
+        buffer = self.graph.name_to_buffer.get(name) or self.graph.graph_inputs[name]
+        if not isinstance(buffer.maybe_get_layout(), ir.Layout):
             return 0
-        layout = one.get_layout()
+        layout = buffer.get_layout()
         return allocated_bytes(layout.size, layout.stride, layout.dtype)
 
     def make(self, name: str, size: int) -> None:
@@ -309,24 +309,24 @@ class Holder:
             for name in re.findall(r"\w+", line.removesuffix(" = args")):
                 is_user_s = name.startswith(("primals", "tangents"))
                 self.make(name, 0 if is_user_s else self.size_of(name))
-        elif made := re.match(r"(\w+) = empty_strided\w*\((.*?)\)$", line):
-            self.make(made[1], allocated_bytes(*eval(f"({made[2]})", {"torch": torch})[:3]))
-        elif part := re.match(r"(\w+) = (\w+)\[\d+\]", line):
-            self.name(part[1], self.storage[f"{part[1]} in {part[2]}"])
-        elif again := re.match(r"(\w+) = (?:reinterpret_tensor\()?(\w+)(?:;|$|,)", line):
-            if again[2] in self.storage:
-                self.name(again[1], self.storage[again[2]])
+        elif allocation := re.match(r"(\w+) = empty_strided\w*\((.*?)\)$", line):
+            self.make(allocation[1], allocated_bytes(*eval(f"({allocation[2]})", {"torch": torch})[:3]))
+        elif element := re.match(r"(\w+) = (\w+)\[\d+\]", line):
+            self.name(element[1], self.storage[f"{element[1]} in {element[2]}"])
+        elif alias := re.match(r"(\w+) = (?:reinterpret_tensor\()?(\w+)(?:;|$|,)", line):
+            if alias[2] in self.storage:
+                self.name(alias[1], self.storage[alias[2]])
         elif called := re.match(r"(buf\d+) = (?:torch\.ops|extern_kernels)", line):
             parts = self.parts.get(called[1], [])
             self.make(called[1], 0 if parts else self.size_of(called[1]))
-            for one in parts:
-                self.make(f"{one} in {called[1]}", self.size_of(one))
+            for part in parts:
+                self.make(f"{part} in {called[1]}", self.size_of(part))
         for name in re.findall(r"\bdel (\w+)", line):
             self.drop(name)
 
 
 def allocated_bytes(size: Any, stride: Any, dtype: torch.dtype) -> int:
-    last = sum((int(one) - 1) * int(step) for one, step in zip(size, stride, strict=True)) + 1
+    last = sum((int(length) - 1) * int(step) for length, step in zip(size, stride, strict=True)) + 1
     return 0 if 0 in size else -(-last * dtype.itemsize // 512) * 512
 
 
@@ -358,14 +358,16 @@ def write_half(gm: torch.fx.GraphModule, inputs: Any, options: dict[str, Any], l
         )
         with V.set_graph_handler(graph):
             graph.run(*inputs)
-            # Backward reads here how the tensors that forward saves are laid out.
+            # Backward reads the layouts of the tensors that forward saves from here.
             strides = torch._guards.TracingContext.get().output_strides
             if strides is not None and not strides:
-                layouts = [one.maybe_get_layout() for one in graph.graph_outputs]
-                strides += [tuple(map(int, one.stride)) if isinstance(one, ir.Layout) else None for one in layouts]
+                layouts = [output.maybe_get_layout() for output in graph.graph_outputs]
+                strides += [
+                    tuple(map(int, layout.stride)) if isinstance(layout, ir.Layout) else None for layout in layouts
+                ]
             code = graph.codegen()[0].value
-            own = [one for one in graph.scheduler.nodes if not one.is_extern()]
-            moved = sum(moved_bytes(one, graph) for one in own)
+            kernels = [node for node in graph.scheduler.nodes if not node.is_extern()]
+            moved = sum(moved_bytes(node, graph) for node in kernels)
     if folder := os.environ.get("DUMP"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         Path(folder, f"{label}-{'backward' if is_backward else 'forward'}.py").write_text(code)
@@ -373,31 +375,33 @@ def write_half(gm: torch.fx.GraphModule, inputs: Any, options: dict[str, Any], l
     for line in code[code.rindex("def call(") :].splitlines():
         holder.read(line.strip())
     calls = collections.Counter(re.findall(r"(?:extern_kernels|torch\.ops\.\w+)\.(\w+)[\w.]*\(", code))
-    return Half(len(own), moved, holder.peak_bytes, calls)
+    return Half(len(kernels), moved, holder.peak_bytes, calls)
 
 
 class PadProducts(CustomGraphPass):
-    """Pads matrix products to multiples of eight elements, as Inductor does where a trial on the GPU is faster."""
+    """Pads matrix products to multiples of eight elements, as Inductor does if a trial on the GPU is faster."""
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         aten = torch.ops.aten
         for node in graph.find_nodes(op="call_function", target=aten.mm.default):
-            (rows, inner), (_, columns) = (one.meta["val"].shape for one in node.args)
+            (rows, inner), (_, columns) = (argument.meta["val"].shape for argument in node.args)
             missing = [-size % 8 for size in (rows, inner, columns)]
             if not any(missing):
                 continue
 
             def add(target: Any, *arguments: Any, like: torch.fx.Node = node) -> torch.fx.Node:
                 new = graph.call_function(target, arguments)
-                values = [one.meta["val"] if isinstance(one, torch.fx.Node) else one for one in arguments]
+                values = [
+                    argument.meta["val"] if isinstance(argument, torch.fx.Node) else argument for argument in arguments
+                ]
                 new.meta = {**like.meta, "val": target(*values)}
                 return new
 
             with graph.inserting_before(node):
                 pads = [[0, missing[1], 0, missing[0]], [0, missing[2], 0, missing[1]]]
                 padded = [
-                    add(aten.constant_pad_nd.default, one, pad) if any(pad) else one
-                    for one, pad in zip(node.args, pads, strict=True)
+                    add(aten.constant_pad_nd.default, argument, pad) if any(pad) else argument
+                    for argument, pad in zip(node.args, pads, strict=True)
                 ]
                 result = add(aten.mm.default, *padded)
                 for axis, size in enumerate((rows, columns)):

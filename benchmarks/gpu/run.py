@@ -1,4 +1,4 @@
-"""Measures headroom on a GPU: runs the points of suites, each in a process of its own, and makes tables of them.
+"""Measures headroom on a GPU: runs the points of suites, each in a separate process, and makes tables of them.
 
     python benchmarks/gpu/run.py [SUITE ...] --out DIR     run all suites, or those named
     python benchmarks/gpu/run.py --list                    list suites and points
@@ -32,10 +32,12 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Selectio
     """Returns the options and the points that they select."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="SUITE", help="all suites unless some are named")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--out", type=Path, metavar="DIR", help="the folder of results")
-    what.add_argument("--list", action="store_true", help="list suites and points, and run nothing")
-    what.add_argument("--tables", type=Path, metavar="DIR", help="make tables of the results in DIR, and run nothing")
+    actions = parser.add_mutually_exclusive_group(required=True)
+    actions.add_argument("--out", type=Path, metavar="DIR", help="the folder of results")
+    actions.add_argument("--list", action="store_true", help="list suites and points, and run nothing")
+    actions.add_argument(
+        "--tables", type=Path, metavar="DIR", help="make tables of the results in DIR, and run nothing"
+    )
     parser.add_argument("--only", nargs="+", metavar="POINT", help="points by name or pattern, such as 'bert-*'")
     parser.add_argument("--again", action="store_true", help="also run points that have a result already")
     parser.add_argument("--jobs", type=int, default=1, help="points at a time, in suites that can share the GPU (1)")
@@ -52,7 +54,9 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Selectio
             if not any(fnmatch.filter(_names(points), pattern) for _, points in selection.values()):
                 parser.error(f"no point {pattern!r} in {', '.join(selection)}: see --list")
         for suite, points in selection.values():
-            points[:] = [one for one in suite.points if any(fnmatch.fnmatch(one.name, name) for name in options.only)]
+            points[:] = [
+                point for point in suite.points if any(fnmatch.fnmatch(point.name, name) for name in options.only)
+            ]
         selection = {name: selected for name, selected in selection.items() if selected[1]}
     return options, selection
 

@@ -1,4 +1,4 @@
-// train_my_network [BUDGET]: a network of one's own, trained in 6MB, or in what is given.
+// train_my_network [BUDGET]: trains a custom network within a budget (6MB).
 #include <headroom/io/size.h>
 #include <headroom/runtime/meter.h>
 #include <headroom/runtime/train.h>
@@ -29,7 +29,7 @@ struct ResidualImpl : torch::nn::Module {
 TORCH_MODULE(Residual);
 
 int train(int64_t budget_bytes) {
-  headroom::Meter meter(torch::kCPU);  // Before the first tensor: what it has not seen does not count.
+  headroom::Meter meter(torch::kCPU);  // Created before the first tensor, because it counts only tensors created later.
 
   torch::nn::Sequential layers;
   for (int i = 0; i < 12; ++i) layers->push_back(Residual());

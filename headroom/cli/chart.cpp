@@ -17,14 +17,14 @@ namespace headroom::cli {
 namespace {
 
 constexpr size_t kRows = 7;
-constexpr size_t kLeastColumns = 40;
-constexpr size_t kMostColumns = 120;
+constexpr size_t kMinColumns = 40;
+constexpr size_t kMaxColumns = 120;
 
-/// What a column of the chart stands for: some runs, one after the other.
+/// One or more consecutive runs of the schedule.
 struct Column {
-  int64_t bytes = 0;
-  bool backward = false;
-  bool again = false;
+  int64_t bytes = 0;        ///< largest moment of the runs
+  bool backward = false;    ///< phase of the first run
+  bool recomputed = false;  ///< whether at least half of the runs are reruns
 };
 
 std::vector<Column> columns_of(const Graph& graph, const Schedule& schedule, const Simulation& simulation,
@@ -34,26 +34,26 @@ std::vector<Column> columns_of(const Graph& graph, const Schedule& schedule, con
   for (size_t i = 0; i < schedule.steps.size(); ++i)
     if (schedule.steps[i].is_run()) runs.push_back(i);
   if (runs.empty()) return {};
-  std::vector<Column> columns(count);  // Few runs get several each, many share one.
+  std::vector<Column> columns(count);  // With fewer runs than columns, a run has several columns.
   for (size_t c = 0; c < count; ++c) {
     const size_t first = c * runs.size() / count;
     const size_t last = std::max(first + 1, (c + 1) * runs.size() / count);
-    size_t again = 0;
+    size_t recomputed = 0;
     for (size_t r = first; r < last; ++r) {
       columns[c].bytes = std::max(columns[c].bytes, simulation.moment_bytes[runs[r]]);
-      again += reruns[runs[r]];
+      recomputed += reruns[runs[r]];
     }
     columns[c].backward = graph.op(schedule.steps[runs[first]].op()).phase == Phase::kBackward;
-    columns[c].again = 2 * again >= last - first && again > 0;
+    columns[c].recomputed = 2 * recomputed >= last - first && recomputed > 0;
   }
   return columns;
 }
 
 bool is_utf8_locale() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
-    const char* found = std::getenv(name);
-    if (found == nullptr || *found == '\0') continue;
-    std::string text(found);
+    const char* locale = std::getenv(name);
+    if (locale == nullptr || *locale == '\0') continue;
+    std::string text(locale);
     std::ranges::transform(text, text.begin(),
                            [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
     return text.find("utf-8") != std::string::npos || text.find("utf8") != std::string::npos;
@@ -62,12 +62,12 @@ bool is_utf8_locale() {
 }
 
 struct Letters {
-  std::array<std::string_view, 9> fill;  ///< by eighths of a row
+  std::array<std::string_view, 9> fill;  ///< by filled eighths of a row
   std::string_view budget;
   std::string_view side;
   std::string_view forward;
   std::string_view backward;
-  std::string_view again;
+  std::string_view recomputed;
 };
 
 constexpr Letters kBlocks = {{" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"}, "┄", "│", "─", "═", "▒"};
@@ -84,7 +84,7 @@ ChartStyle ChartStyle::of_terminal() {
   style.blocks = is_utf8_locale();
   winsize size{};
   if (isatty(STDOUT_FILENO) == 1 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
-    style.columns = std::clamp<size_t>(size.ws_col, kLeastColumns, kMostColumns);
+    style.columns = std::clamp<size_t>(size.ws_col, kMinColumns, kMaxColumns);
   return style;
 }
 
@@ -105,7 +105,7 @@ std::string memory_chart(const Graph& graph, const Schedule& schedule, const Sim
   std::string text;
   for (size_t row = kRows; row-- > 0;) {
     std::string line = padded(row + 1 == kRows ? top_label : "", margin) + " " + std::string(letters.side);
-    std::string blank;  // Written before the next letter, so that no line ends in blanks.
+    std::string blank;  // Pending blanks, written before the next letter so that no line ends in blanks.
     for (const Column& column : columns) {
       const size_t height = eighths(column.bytes);
       const size_t filled = std::min<size_t>(height - std::min(height, 8 * row), 8);
@@ -120,15 +120,15 @@ std::string memory_chart(const Graph& graph, const Schedule& schedule, const Sim
     }
     text += line + "\n";
   }
-  bool any_again = false;
+  bool any_recomputed = false;
   text += padded("0 B", margin) + "  ";
   for (const Column& column : columns) {
-    any_again |= column.again;
-    text += column.again ? letters.again : column.backward ? letters.backward : letters.forward;
+    any_recomputed |= column.recomputed;
+    text += column.recomputed ? letters.recomputed : column.backward ? letters.backward : letters.forward;
   }
   text += "\n" + std::string(margin + 2, ' ') + std::string(letters.forward) + " forward  " +
           std::string(letters.backward) + " backward";
-  if (any_again) text += "  " + std::string(letters.again) + " computed again";
+  if (any_recomputed) text += "  " + std::string(letters.recomputed) + " recomputed";
   if (budget_bytes) text += "  " + std::string(letters.budget) + " budget";
   return text + "\n";
 }

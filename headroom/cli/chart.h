@@ -11,16 +11,16 @@ namespace headroom::cli {
 
 struct ChartStyle {
   size_t columns = 80;
-  bool blocks = false;  ///< block characters, else ASCII
+  bool blocks = false;  ///< whether to draw with block characters instead of ASCII
 
-  /// As wide as the terminal that standard output is, 80 columns elsewhere; block characters where the locale of the
-  /// environment is UTF-8.
+  /// Returns the width of the terminal on standard output (80 columns without one), and block characters if the
+  /// environment's locale is UTF-8.
   static ChartStyle of_terminal();
 };
 
-/// Memory through a step of a valid schedule, a few lines high: the largest moment of the runs that a column stands for,
-/// the budget as a line where nothing is higher, and below it which of them are forward, backward and recomputation.
-/// Empty where nothing runs.
+/// Draws memory through a step of a valid schedule, a few lines high. A column stands for one or more consecutive runs and
+/// is as high as their largest moment; the axis marks forward, backward and recomputation. The budget is a horizontal
+/// line. Returns an empty text for a schedule without runs.
 std::string memory_chart(const Graph& graph, const Schedule& schedule, const Simulation& simulation,
                          std::optional<int64_t> budget_bytes, const ChartStyle& style);
 

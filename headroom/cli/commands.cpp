@@ -16,8 +16,8 @@
 namespace headroom::cli {
 
 Problem load_problem(const Arguments& arguments) {
-  const std::variant<Graph, Chain> either = read_network(read_file(arguments.file), arguments.file);
-  return std::visit([](const auto& one) { return make_problem(one); }, either);
+  const std::variant<Graph, Chain> network = read_network(read_file(arguments.file), arguments.file);
+  return std::visit([](const auto& graph_or_chain) { return make_problem(graph_or_chain); }, network);
 }
 
 namespace {
@@ -54,7 +54,7 @@ std::string plan_table(const Problem& problem, const Plan& plan) {
                                 " of store-all"});
     rows.push_back({"time", format_ns(*plan.time_ns) + " " + change(*plan.time_ns, problem.base_time_ns)});
   }
-  rows.push_back({"no plan is faster than", format_ns(plan.result.lower_bound_ns) + ", in base order"});
+  rows.push_back({"lower bound", format_ns(plan.result.lower_bound_ns) + ", for plans in base order"});
   if (plan.result.smallest_budget_bytes > 0)
     rows.push_back({"smallest budget", format_bytes(plan.result.smallest_budget_bytes) + " = " +
                                            std::to_string(plan.result.smallest_budget_bytes) + " bytes"});
@@ -89,7 +89,7 @@ ExitStatus run_plan(const Arguments& arguments) {
     const Progress progress("planning");
     return make_plan(planner, problem, request, arguments.options);
   }();
-  // All that can fail for want of memory comes before the first byte of output.
+  // Everything that can run out of memory comes before the first byte of output.
   std::string text = arguments.json ? to_json(plan).dump() + "\n" : headline(problem) + plan_table(problem, plan);
   if (plan.result.schedule && arguments.chart && !arguments.json)
     text += "\n" + memory_chart(problem.graph, *plan.result.schedule, simulate(problem.graph, *plan.result.schedule),
@@ -102,14 +102,14 @@ ExitStatus run_plan(const Arguments& arguments) {
 
 namespace {
 
-std::string simulation_json(const Simulation& simulation, const std::vector<std::string>& alive) {
+std::string simulation_json(const Simulation& simulation, const std::vector<std::string>& live_at_peak) {
   const auto unless_invalid = [&](const Json& json) { return simulation.error ? Json(nullptr) : json; };
   Json json;
   json["valid"] = !simulation.error;
   json["peak_bytes"] = unless_invalid(simulation.peak_bytes);
   json["time_ns"] = unless_invalid(simulation.time_ns);
   json["peak_step"] = simulation.peak_step ? unless_invalid(*simulation.peak_step) : Json(nullptr);
-  json["alive_at_peak"] = alive;
+  json["alive_at_peak"] = live_at_peak;
   json["moment_bytes"] = simulation.moment_bytes;
   json["after_bytes"] = simulation.after_bytes;
   json["error"] = nullptr;
@@ -118,7 +118,7 @@ std::string simulation_json(const Simulation& simulation, const std::vector<std:
 }
 
 std::string simulation_text(const Graph& graph, const Schedule& schedule, const Simulation& simulation,
-                            const std::vector<std::string>& alive) {
+                            const std::vector<std::string>& live_at_peak) {
   std::vector<std::vector<std::string>> rows = {{"step", "", "during", "after"}};
   for (size_t i = 0; i < simulation.after_bytes.size(); ++i)
     rows.push_back({std::to_string(i), describe(graph, schedule.steps[i]), format_bytes(simulation.moment_bytes[i]),
@@ -128,8 +128,8 @@ std::string simulation_text(const Graph& graph, const Schedule& schedule, const 
     return text + "invalid at step " + std::to_string(simulation.error->step) + ": " + simulation.error->message + "\n";
   text += "peak " + format_bytes(simulation.peak_bytes) + " = " + std::to_string(simulation.peak_bytes) + " bytes";
   if (simulation.peak_step) text += " at step " + std::to_string(*simulation.peak_step);
-  text += ", time " + format_ns(simulation.time_ns) + "\nalive at the peak:";
-  for (const std::string& name : alive) text += " " + quote(name);
+  text += ", time " + format_ns(simulation.time_ns) + "\nlive at the peak:";
+  for (const std::string& name : live_at_peak) text += " " + quote(name);
   return text + "\n";
 }
 
@@ -140,11 +140,12 @@ ExitStatus run_simulate(const Arguments& arguments) {
   const Graph& graph = problem.graph;
   const Schedule schedule = read_schedule(read_file(arguments.schedule_file), arguments.schedule_file, graph);
   const Simulation simulation = simulate(graph, schedule);
-  std::vector<std::string> alive;
+  std::vector<std::string> live_at_peak;
   if (!simulation.error && simulation.peak_step)
-    for (const ValueId id : alive_during(graph, schedule, *simulation.peak_step)) alive.push_back(graph.value(id).name);
-  std::string text =
-      arguments.json ? simulation_json(simulation, alive) : simulation_text(graph, schedule, simulation, alive);
+    for (const ValueId id : alive_during(graph, schedule, *simulation.peak_step))
+      live_at_peak.push_back(graph.value(id).name);
+  std::string text = arguments.json ? simulation_json(simulation, live_at_peak)
+                                    : simulation_text(graph, schedule, simulation, live_at_peak);
   if (!arguments.json && !simulation.error && arguments.chart)
     text += "\n" + memory_chart(graph, schedule, simulation, std::nullopt, ChartStyle::of_terminal());
   if (arguments.trace) write_file_atomically(*arguments.trace, chrome_trace(graph, schedule, simulation).dump() + "\n");
@@ -154,9 +155,9 @@ ExitStatus run_simulate(const Arguments& arguments) {
 
 namespace {
 
-/// What a planner does not take: at all budgets, or at some.
+/// The budgets at which a planner does not apply for the same reason.
 struct Refusal {
-  std::string why;
+  std::string reason;
   std::vector<std::string> budgets;
 };
 
@@ -178,7 +179,7 @@ ExitStatus run_compare(const Arguments& arguments) {
         rows.push_back(to_json(plan));
         lines.push_back(cells(problem, plan));
       } catch (const NotApplicable& refusal) {
-        if (refusals[i].empty() || refusals[i].back().why != refusal.what())
+        if (refusals[i].empty() || refusals[i].back().reason != refusal.what())
           refusals[i].push_back({refusal.what(), {}});
         refusals[i].back().budgets.push_back(budget);
       }
@@ -188,15 +189,16 @@ ExitStatus run_compare(const Arguments& arguments) {
   }
   progress.reset();
   std::string refused;
-  for (const std::vector<Refusal>& of_planner : refusals) {
-    for (const Refusal& refusal : of_planner) {
-      refused += "  " + refusal.why;
+  for (const std::vector<Refusal>& planner_refusals : refusals) {
+    for (const Refusal& refusal : planner_refusals) {
+      refused += "  " + refusal.reason;
       if (refusal.budgets.size() < arguments.budgets.size())
         for (size_t i = 0; i < refusal.budgets.size(); ++i) refused += (i == 0 ? " (at " : ", ") + refusal.budgets[i];
       refused += refusal.budgets.size() < arguments.budgets.size() ? ")\n" : "\n";
     }
   }
-  if (!refused.empty()) text += std::string("\nnot for this ") + (problem.chain ? "chain" : "graph") + ":\n" + refused;
+  if (!refused.empty())
+    text += std::string("\nnot applicable to this ") + (problem.chain ? "chain" : "graph") + ":\n" + refused;
   if (arguments.json) text = Json{{"graph", problem.graph.name()}, {"rows", std::move(rows)}}.dump() + "\n";
   std::cout << text;
   return kDone;

@@ -8,7 +8,7 @@
 
 namespace headroom::cli {
 
-/// What the command line says, all calls together.
+/// The options and positional arguments of all calls.
 struct Arguments : PlanArguments {
   std::string file;
   std::string schedule_file;
@@ -19,13 +19,13 @@ struct Arguments : PlanArguments {
   std::optional<std::string> out;
   std::optional<std::string> trace;
   std::optional<std::string> measured;
-  std::optional<std::string> named_planner;  ///< of a schedule given
+  std::optional<std::string> named_planner;  ///< planner of the given schedule
 };
 
-/// The graph or chain of the file. Throws InvalidInput.
+/// Reads the graph or chain of the file. Throws InvalidInput.
 Problem load_problem(const Arguments& arguments);
 
-/// The calls of docs/formats.md: results on standard output. Throw InvalidInput for bad input.
+/// The calls of docs/formats.md. Each prints its result to standard output and throws InvalidInput for bad input.
 ExitStatus run_plan(const Arguments& arguments);
 ExitStatus run_simulate(const Arguments& arguments);
 ExitStatus run_compare(const Arguments& arguments);

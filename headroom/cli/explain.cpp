@@ -15,16 +15,17 @@
 namespace headroom::cli {
 namespace {
 
-struct Named {
+/// A value with its bytes or an op with its time.
+struct Item {
   int64_t amount;
   std::string name;
 };
 
-/// "'a' (1.00 GiB), 'b' (3 B) and 5 more", largest first. Sorts the items.
+/// Returns the largest items, such as "'a' (1.00 GiB), 'b' (3 B) and 5 more". Sorts the items.
 template <typename Format>
-std::string largest(std::vector<Named>& items, Format format) {
+std::string largest(std::vector<Item>& items, Format format) {
   constexpr size_t kShown = 6;
-  std::ranges::stable_sort(items, std::greater<>(), &Named::amount);
+  std::ranges::stable_sort(items, std::greater<>(), &Item::amount);
   std::string text;
   for (size_t i = 0; i < std::min(items.size(), kShown); ++i)
     text += (i == 0 ? "" : ", ") + quote(items[i].name) + " (" + format(items[i].amount) + ")";
@@ -32,11 +33,11 @@ std::string largest(std::vector<Named>& items, Format format) {
   return items.empty() ? "nothing" : text;
 }
 
-std::string count(size_t number, const char* one, const char* many) {
-  return std::to_string(number) + " " + (number == 1 ? one : many);
+std::string count(size_t number, const char* singular, const char* plural) {
+  return std::to_string(number) + " " + (number == 1 ? singular : plural);
 }
 
-/// A schedule of a problem, and what the simulator says of it.
+/// A schedule of a problem and its simulation.
 struct Subject {
   const Problem& problem;
   const Schedule& schedule;
@@ -48,7 +49,7 @@ std::string explain_whole(const Subject& subject) {
   return "This schedule of " + quote(problem.graph.name()) + " has " + count(schedule.steps.size(), "step", "steps") +
          ". Its peak is " + format_bytes(simulation.peak_bytes) + ", " +
          share(simulation.peak_bytes, problem.base_peak_bytes) + " of the " + format_bytes(problem.base_peak_bytes) +
-         " of plain training, and it takes " + format_ns(simulation.time_ns) + " " +
+         " of store-all, and it takes " + format_ns(simulation.time_ns) + " " +
          change(simulation.time_ns, problem.base_time_ns) + ".\n";
 }
 
@@ -58,88 +59,89 @@ std::string explain_kept(const Subject& subject) {
   const auto first_backward = std::ranges::find_if(
       schedule.steps, [&](const Step& step) { return step.is_run() && graph.op(step.op()).phase == Phase::kBackward; });
   if (first_backward == schedule.steps.end()) return "";
-  std::vector<Named> kept;
+  std::vector<Item> kept;
   int64_t kept_bytes = 0;
-  const std::vector<ValueId>& made = graph.op(first_backward->op()).outputs;
+  const std::vector<ValueId>& outputs = graph.op(first_backward->op()).outputs;
   for (const ValueId id : alive_during(graph, schedule, static_cast<size_t>(first_backward - schedule.steps.begin()))) {
     const Value& value = graph.value(id);
-    if (value.resident || std::ranges::find(made, id) != made.end()) continue;
+    if (value.resident || std::ranges::find(outputs, id) != outputs.end()) continue;
     kept.push_back({value.bytes, value.name});
     kept_bytes += value.bytes;
   }
-  return "When backward begins it has kept " + count(kept.size(), "value", "values") + " of forward, " +
+  return "Backward begins with " + count(kept.size(), "value", "values") + " saved from forward, " +
          format_bytes(kept_bytes) + " in all: " + largest(kept, format_bytes) + ".\n";
 }
 
-/// The step that does what plain training does at its peak, or nothing.
-std::optional<size_t> find_plain_peak(const Graph& graph, const Schedule& schedule) {
-  const Schedule plain = store_all(graph);
-  const std::optional<size_t> peak_step = simulate(graph, plain).peak_step;
+/// Returns the first step that computes what store-all computes at its peak, if there is one.
+std::optional<size_t> find_store_all_peak(const Graph& graph, const Schedule& schedule) {
+  const Schedule baseline = store_all(graph);
+  const std::optional<size_t> peak_step = simulate(graph, baseline).peak_step;
   if (!peak_step) return std::nullopt;
-  const ValueId made = graph.op(plain.steps[*peak_step].op()).outputs.front();
+  const ValueId peak_output = graph.op(baseline.steps[*peak_step].op()).outputs.front();
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     if (!schedule.steps[i].is_run()) continue;
     const std::vector<ValueId>& outputs = graph.op(schedule.steps[i].op()).outputs;
-    if (std::ranges::find(outputs, made) != outputs.end()) return i;
+    if (std::ranges::find(outputs, peak_output) != outputs.end()) return i;
   }
   return std::nullopt;
 }
 
-/// What runs again, and why: what these runs make that is not in memory where plain training has its peak.
+/// Describes the reruns, and the memory that they save at the peak of store-all: values that are not live there because
+/// they are recomputed later.
 std::string explain_reruns(const Subject& subject) {
   const auto& [problem, schedule, simulation] = subject;
   const Graph& graph = problem.graph;
   const std::vector<uint8_t> reruns = find_reruns(graph, schedule);
-  std::vector<int64_t> again_ns(graph.ops().size(), -1);
+  std::vector<int64_t> rerun_ns(graph.ops().size(), -1);
   size_t runs = 0;
-  int64_t all_ns = 0;
-  std::set<ValueId> made_later;
-  const std::optional<size_t> plain_peak = find_plain_peak(graph, schedule);
+  int64_t total_ns = 0;
+  std::set<ValueId> recomputed_later;
+  const std::optional<size_t> peak = find_store_all_peak(graph, schedule);
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     if (reruns[i] == 0) continue;
     const OpId id = schedule.steps[i].op();
     const Op& op = graph.op(id);
-    again_ns[index(id)] = std::max<int64_t>(again_ns[index(id)], 0) + op.time_ns;
-    all_ns += op.time_ns;
+    rerun_ns[index(id)] = std::max<int64_t>(rerun_ns[index(id)], 0) + op.time_ns;
+    total_ns += op.time_ns;
     ++runs;
-    if (plain_peak && i > *plain_peak) made_later.insert(op.outputs.begin(), op.outputs.end());
+    if (peak && i > *peak) recomputed_later.insert(op.outputs.begin(), op.outputs.end());
   }
-  if (runs == 0) return "Nothing is computed twice.\n";
-  std::vector<Named> again;
-  for (size_t i = 0; i < again_ns.size(); ++i)
-    if (again_ns[i] >= 0) again.push_back({again_ns[i], graph.ops()[i].name});
-  std::string text = count(runs, "run computes", "runs compute") + " again what was there before, for " +
-                     format_ns(all_ns) + ", " + share(all_ns, simulation.time_ns) +
-                     " of the time: " + largest(again, format_ns) + ".\n";
-  if (!plain_peak) return text;
-  for (const ValueId id : alive_during(graph, schedule, *plain_peak)) made_later.erase(id);
+  if (runs == 0) return "Nothing is recomputed.\n";
+  std::vector<Item> rerun_ops;
+  for (size_t i = 0; i < rerun_ns.size(); ++i)
+    if (rerun_ns[i] >= 0) rerun_ops.push_back({rerun_ns[i], graph.ops()[i].name});
+  std::string text = count(runs, "run recomputes a value that was", "runs recompute values that were") +
+                     " computed before, in " + format_ns(total_ns) + ", " + share(total_ns, simulation.time_ns) +
+                     " of the time: " + largest(rerun_ops, format_ns) + ".\n";
+  if (!peak) return text;
+  for (const ValueId id : alive_during(graph, schedule, *peak)) recomputed_later.erase(id);
   int64_t saved_bytes = 0;
-  for (const ValueId id : made_later) saved_bytes += graph.value(id).bytes;
+  for (const ValueId id : recomputed_later) saved_bytes += graph.value(id).bytes;
   if (saved_bytes > 0)
-    text += "That leaves out " + format_bytes(saved_bytes) + " where plain training has its peak, at " +
-            describe(graph, schedule.steps[*plain_peak]) + ": " +
-            count(made_later.size(), "value that is made", "values that are made") + " only later.\n";
+    text += "That saves " + format_bytes(saved_bytes) + " at the peak of store-all, " +
+            describe(graph, schedule.steps[*peak]) + ": " +
+            count(recomputed_later.size(), "value that is", "values that are") + " recomputed later.\n";
   return text;
 }
 
 std::string explain_peak(const Subject& subject) {
   const auto& [problem, schedule, simulation] = subject;
-  std::vector<Named> alive;
+  std::vector<Item> live;
   for (const ValueId id : alive_during(problem.graph, schedule, *simulation.peak_step))
-    alive.push_back({problem.graph.value(id).bytes, problem.graph.value(id).name});
+    live.push_back({problem.graph.value(id).bytes, problem.graph.value(id).name});
   return "The peak is at step " + std::to_string(*simulation.peak_step) + ", " +
          describe(problem.graph, schedule.steps[*simulation.peak_step]) + ", with " +
-         count(alive.size(), "value", "values") + " in memory: " + largest(alive, format_bytes) + ".\n";
+         count(live.size(), "live value", "live values") + ": " + largest(live, format_bytes) + ".\n";
 }
 
-/// A step in memory that is worth a sentence: a GiB, less where plain training takes less than eight.
+/// Returns the change of budget to describe: a GiB, or less if the peak of store-all is less than eight.
 int64_t budget_step_bytes(int64_t base_peak_bytes) {
   int64_t step_bytes = int64_t{1} << 30U;
   while (step_bytes > 1 && step_bytes > base_peak_bytes / 8) step_bytes /= 2;
   return step_bytes;
 }
 
-/// What `auto` finds with as much memory, with more and with less.
+/// Describes the plans of `auto` with the same peak, with more memory and with less.
 std::string explain_alternatives(const Subject& subject, const PlanLimits& limits) {
   const Problem& problem = subject.problem;
   const Simulation& simulation = subject.simulation;
@@ -154,7 +156,7 @@ std::string explain_alternatives(const Subject& subject, const PlanLimits& limit
   std::string text;
   const Plan same = plan_within(simulation.peak_bytes);
   if (same.time_ns && *same.time_ns < now_ns)
-    text += "In the same memory `auto` finds a plan of " + described(same) + ".\n";
+    text += "With the same peak, `auto` finds a plan of " + described(same) + ".\n";
   const int64_t best_ns = same.time_ns ? std::min(*same.time_ns, now_ns) : now_ns;
   if (simulation.peak_bytes < problem.base_peak_bytes) {
     const int64_t budget_bytes = std::min(simulation.peak_bytes + step_bytes, problem.base_peak_bytes);
@@ -162,7 +164,7 @@ std::string explain_alternatives(const Subject& subject, const PlanLimits& limit
     text +=
         "With " + format_bytes(budget_bytes - simulation.peak_bytes) + " more, " + format_bytes(budget_bytes) + ", ";
     if (more.time_ns && *more.time_ns < best_ns)
-      text += "it would be " + described(more) + ": " + format_ns(best_ns - *more.time_ns) + " less a step.\n";
+      text += "it would be " + described(more) + ": " + format_ns(best_ns - *more.time_ns) + " less per step.\n";
     else
       text += "`auto` finds nothing faster.\n";
   }

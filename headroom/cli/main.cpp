@@ -13,7 +13,7 @@ constexpr const char* kProgram = "headroom";
 
 using Run = ExitStatus (*)(const Arguments&);
 
-/// Defines the calls of docs/formats.md. The call that is given sets `run`.
+/// Defines the calls of docs/formats.md. Parsing sets `run` to the function of the call on the command line.
 class Calls {
  public:
   Calls(CLI::App& app, Arguments& arguments, Run& run) : app_(app), arguments_(arguments), run_(run) {}
@@ -24,7 +24,7 @@ class Calls {
     define_simulate();
     define_compare();
     define_curve();
-    prints_json(call("planners", "the planners: what each takes and minimises, and its paper", run_planners));
+    prints_json(call("planners", "list the planners: what each takes and minimises, and its paper", run_planners));
     define_explain();
     define_report();
   }
@@ -34,7 +34,8 @@ class Calls {
     CLI::App* plan = call("plan", "plan a graph or chain", run_plan);
     takes_file(plan);
     plan->add_option("--planner", arguments_.planner, "one of `headroom planners` (auto)");
-    plan->add_option("--budget", arguments_.budget, "largest peak: bytes, 512MB, 8GiB, or 0.5x of store-all's");
+    plan->add_option("--budget", arguments_.budget,
+                     "maximum peak: bytes, 512MB, 8GiB, or a share of store-all's peak such as 0.5x");
     add_planner_options(*plan, arguments_);
     add_limits(*plan, arguments_);
     prints_json(plan);
@@ -43,7 +44,7 @@ class Calls {
   }
 
   void define_simulate() {
-    CLI::App* simulate = call("simulate", "peak, time and memory at every step of a schedule", run_simulate);
+    CLI::App* simulate = call("simulate", "compute peak, time and memory at every step of a schedule", run_simulate);
     takes_file(simulate);
     takes_schedule(simulate);
     prints_json(simulate);
@@ -52,10 +53,10 @@ class Calls {
   }
 
   void define_compare() {
-    CLI::App* compare = call("compare", "every planner that applies, side by side", run_compare);
+    CLI::App* compare = call("compare", "run every planner that applies, side by side", run_compare);
     takes_file(compare);
     arguments_.budgets = {"1x", "0.75x", "0.5x", "0.35x", "0.25x"};
-    compare->add_option("--budgets", arguments_.budgets, "budgets, comma between (1x,0.75x,0.5x,0.35x,0.25x)")
+    compare->add_option("--budgets", arguments_.budgets, "comma-separated budgets (1x,0.75x,0.5x,0.35x,0.25x)")
         ->delimiter(',');
     add_planner_options(*compare, arguments_);
     add_limits(*compare, arguments_);
@@ -63,30 +64,32 @@ class Calls {
   }
 
   void define_curve() {
-    CLI::App* curve = call("curve", "the front of peak against time", run_curve);
+    CLI::App* curve = call("curve", "compute the front of peak against time", run_curve);
     takes_file(curve);
     curve->add_option("--planner", arguments_.planner, "one of `headroom planners` (auto)");
-    curve->add_option("--points", arguments_.points, "budgets to plan for (20)")->check(whole_number(2, 10000));
+    curve->add_option("--points", arguments_.points, "number of budgets to plan for (20)")
+        ->check(whole_number(2, 10000));
     add_planner_options(*curve, arguments_);
     add_limits(*curve, arguments_);
     prints_json(curve);
   }
 
   void define_explain() {
-    CLI::App* explain = call("explain", "a schedule in sentences", run_explain);
+    CLI::App* explain = call("explain", "describe a schedule in sentences", run_explain);
     takes_file(explain);
     takes_schedule(explain);
     add_limits(*explain, arguments_);
   }
 
   void define_report() {
-    CLI::App* report = call("report", "a page that shows a schedule", run_report);
+    CLI::App* report = call("report", "write the report page of a schedule", run_report);
     takes_file(report);
     takes_schedule(report);
-    report->add_option("--out", arguments_.out, "write the page here, one HTML file")->required();
-    report->add_option("--budget", arguments_.budget, "the budget that it was planned for");
-    report->add_option("--planner", arguments_.named_planner, "the planner that made the schedule");
-    report->add_option("--measured", arguments_.measured, "what was measured: a trace of `headroom-train --trace`");
+    report->add_option("--out", arguments_.out, "write the page here, as one HTML file")->required();
+    report->add_option("--budget", arguments_.budget, "the budget of the schedule, for display");
+    report->add_option("--planner", arguments_.named_planner, "the planner of the schedule, for display");
+    report->add_option("--measured", arguments_.measured,
+                       "measured memory: a trace that `headroom-train --trace` wrote");
     add_limits(*report, arguments_);
   }
 
@@ -103,7 +106,7 @@ class Calls {
   }
   void prints_json(CLI::App* command) { command->add_flag("--json", arguments_.json, "print JSON instead of text"); }
   void draws_chart(CLI::App* command) {
-    command->add_flag("!--no-chart", arguments_.chart, "print no chart of the memory");
+    command->add_flag("!--no-chart", arguments_.chart, "do not print the chart of memory");
   }
 
   CLI::App& app_;

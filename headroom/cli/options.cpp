@@ -21,28 +21,31 @@ PlanLimits limits_of(const PlanArguments& arguments) {
   return limits;
 }
 
-CLI::Validator whole_number(int64_t least, int64_t most) {
-  const auto check = [least, most](const std::string& text) -> std::string {
+CLI::Validator whole_number(int64_t min, int64_t max) {
+  const auto check = [min, max](const std::string& text) -> std::string {
     int64_t number = 0;
     const char* const end = text.data() + text.size();
     const auto [last, error] = std::from_chars(text.data(), end, number);
-    if (error == std::errc() && last == end && least <= number && number <= most) return "";
-    const std::string range = most == std::numeric_limits<int64_t>::max()
-                                  ? "of at least " + std::to_string(least)
-                                  : "from " + std::to_string(least) + " to " + std::to_string(most);
+    if (error == std::errc() && last == end && min <= number && number <= max) return "";
+    const std::string range = max == std::numeric_limits<int64_t>::max()
+                                  ? "of at least " + std::to_string(min)
+                                  : "from " + std::to_string(min) + " to " + std::to_string(max);
     return "expected a whole number " + range + ", found " + quote(text);
   };
   return CLI::Validator(check, "");
 }
 
 void add_planner_options(CLI::App& command, PlanArguments& arguments) {
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  command.add_option("--slots", arguments.options.slots, "chain: memory steps to plan in (500)")
-      ->check(whole_number(1, kMost));
-  command.add_option("--segments", arguments.options.segments, "even: segments; binomial: checkpoints")
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  command
+      .add_option("--slots", arguments.options.slots, "chain: number of units that the budget is divided into (500)")
+      ->check(whole_number(1, kMax));
+  command
+      .add_option("--segments", arguments.options.segments, "even: number of segments; binomial: number of checkpoints")
       ->check(whole_number(1, std::numeric_limits<int>::max()));
-  command.add_flag("--reentrant", arguments.options.reentrant, "run checkpoints as PyTorch's reentrant ones");
-  command.add_flag("--exact", arguments.options.exact, "lower-sets: all lower sets");
+  command.add_flag("--reentrant", arguments.options.reentrant,
+                   "subset planners: run checkpoints as PyTorch's reentrant ones");
+  command.add_flag("--exact", arguments.options.exact, "lower-sets: search all lower sets");
   command.add_flag("--keep-order", arguments.keep_order,
                    "auto, exhaustive: only schedules that keep the base order of first runs (the default)");
 }
@@ -57,8 +60,9 @@ void add_limits(CLI::App& command, PlanArguments& arguments) {
     arguments.effort = effort->second;
   };
   command.add_option_function<std::string>("--effort", set_effort,
-                                           "how much work a search may do: low, normal or high");
-  command.add_option("--threads", arguments.threads, "threads to plan with, 0 for all; never changes the result")
+                                           "work limit of a search: low, normal or high (normal)");
+  command
+      .add_option("--threads", arguments.threads, "planning threads, 0 for all; the result does not depend on it (0)")
       ->check(whole_number(0, 1024));
 }
 

@@ -13,34 +13,34 @@ class Validator;
 
 namespace headroom::cli {
 
-/// What every command that plans takes.
+/// The options of every command that plans.
 struct PlanArguments {
   std::string planner = "auto";
   std::optional<std::string> budget;
   PlannerOptions options;
-  bool keep_order = true;  ///< the only order that there is as yet
+  bool keep_order = true;  ///< always true: no planner reorders first runs
   Effort effort = Effort::kNormal;
   int threads = 0;
 };
 
 PlanLimits limits_of(const PlanArguments& arguments);
 
-/// Accepts a whole number in a range, both ends included; the largest number: no upper end.
-CLI::Validator whole_number(int64_t least, int64_t most);
+/// Accepts a whole number in [min, max]. A `max` of INT64_MAX means no upper limit.
+CLI::Validator whole_number(int64_t min, int64_t max);
 
-/// --slots, --segments, --reentrant, --exact, --keep-order.
+/// Adds --slots, --segments, --reentrant, --exact and --keep-order.
 void add_planner_options(CLI::App& command, PlanArguments& arguments);
 
-/// --effort, --threads.
+/// Adds --effort and --threads.
 void add_limits(CLI::App& command, PlanArguments& arguments);
 
-/// What the process returns.
+/// The exit status of the process.
 enum ExitStatus : int { kDone = 0, kNoPlan = 1, kBadInput = 2, kBug = 3 };
 
-/// "program: message" on standard error, one line whatever the message is.
+/// Prints "program: message" to standard error as one line, and returns the status.
 int complain(std::string_view program, std::string_view message, ExitStatus status);
 
-/// The same where memory has run out: takes none itself.
+/// Says that memory has run out, without allocating any.
 int complain_of_memory(const char* program);
 
 }  // namespace headroom::cli

@@ -11,7 +11,7 @@
 namespace headroom::cli {
 namespace {
 
-/// Columns that a terminal needs for UTF-8 text: characters, not bytes.
+/// Returns the columns that UTF-8 text takes on a terminal: its characters, not its bytes.
 size_t width(const std::string& text) {
   return static_cast<size_t>(
       std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));

@@ -15,12 +15,12 @@ constexpr const char* kWipeLine = "\r\033[K";
 
 }  // namespace
 
-Progress::Progress(std::string what) : what_(std::move(what)), start_(Clock::now()) {
+Progress::Progress(std::string activity) : activity_(std::move(activity)), start_(Clock::now()) {
   if (isatty(STDERR_FILENO) != 1) return;
   try {
     thread_.emplace([this] { show_until_stopped(); });
   } catch (const std::system_error&) {
-    thread_.reset();  // The system has no thread left for it.
+    thread_.reset();  // The system is out of threads; work without a progress line.
   }
 }
 
@@ -48,7 +48,7 @@ void Progress::show_until_stopped() {
     try {
       std::cerr << kWipeLine << line() << std::flush;
     } catch (const std::bad_alloc&) {
-      break;  // Planning says so itself.
+      break;  // The work itself reports that memory has run out.
     }
     shown = true;
     pause = milliseconds(200);
@@ -59,9 +59,9 @@ void Progress::show_until_stopped() {
 std::string Progress::line() const {
   const auto elapsed_ms = std::chrono::duration_cast<milliseconds>(Clock::now() - start_).count();
   const std::string elapsed = std::to_string(elapsed_ms / 1000) + " s";
-  if (done_ == 0) return what_ + ": " + elapsed;
+  if (done_ == 0) return activity_ + ": " + elapsed;
   const auto left_ms = elapsed_ms * static_cast<int64_t>(all_ - done_) / static_cast<int64_t>(done_);
-  return what_ + ": " + std::to_string(done_) + " of " + std::to_string(all_) + ", " + elapsed + ", about " +
+  return activity_ + ": " + std::to_string(done_) + " of " + std::to_string(all_) + ", " + elapsed + ", about " +
          std::to_string(left_ms / 1000) + " s left";
 }
 

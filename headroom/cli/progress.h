@@ -10,16 +10,17 @@
 
 namespace headroom::cli {
 
-/// Says on standard error, where that is a terminal, that something which takes long is going on, for how long, and,
-/// where report() is called, how much of it is done and about how long the rest will take: one line, written over and
-/// wiped at the end. What is done within a second says nothing, and so does all of it elsewhere than on a terminal.
+/// A progress line on standard error for as long as the object lives: the elapsed time and, after a call of report(), the
+/// number of finished items and an estimate of the remaining time. Nothing is printed in the first second, or if standard
+/// error is no terminal. The line is erased at the end.
 class Progress {
  public:
-  explicit Progress(std::string what);
+  explicit Progress(std::string activity);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  /// Sets the number of finished items, of `all`.
   void report(size_t done, size_t all);
 
  private:
@@ -28,14 +29,14 @@ class Progress {
   void show_until_stopped();
   std::string line() const;
 
-  std::string what_;
+  std::string activity_;
   Clock::time_point start_;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stopped_ = false;
   size_t done_ = 0;
   size_t all_ = 0;
-  std::optional<std::thread> thread_;  ///< on a terminal
+  std::optional<std::thread> thread_;  ///< writes the line; none without a terminal
 };
 
 }  // namespace headroom::cli

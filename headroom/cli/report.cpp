@@ -13,9 +13,9 @@
 namespace headroom::cli {
 namespace {
 
-/// What the "steps" of a trace of `headroom-train` say, and the nodes' names.
+/// Reads the measured memory and the names of the nodes from the "steps" of a trace of `headroom-train`.
 void read_measurement(const std::string& file, ReportInput& input) {
-  const auto fail = [&](const std::string& what) { throw InvalidInput(file + ": " + what); };
+  const auto fail = [&](const std::string& message) { throw InvalidInput(file + ": " + message); };
   const Json trace = Json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
   if (!trace.is_object() || !trace.contains("steps") || !trace["steps"].is_array())
     fail("not a trace of `headroom-train --trace`: expected an object with a list of steps");
@@ -27,14 +27,14 @@ void read_measurement(const std::string& file, ReportInput& input) {
     const std::string& name = input.graph.op(step.op()).name;
     const std::string where = "steps[" + std::to_string(run) + "]";
     if (run >= trace["steps"].size()) fail(where + " is missing: expected a run of " + quote(name));
-    const Json& found = trace["steps"][run++];
-    const auto get = [&](const char* key, auto is_right) {
-      if (!found.is_object() || !found.contains(key) || !is_right(found[key]))
+    const Json& entry = trace["steps"][run++];
+    const auto get = [&](const char* key, auto is_valid) {
+      if (!entry.is_object() || !entry.contains(key) || !is_valid(entry[key]))
         fail(where + ": " + key + " is missing or of the wrong type");
-      return found[key];
+      return entry[key];
     };
-    const auto is_text = [](const Json& one) { return one.is_string(); };
-    const auto is_integer = [](const Json& one) { return one.is_number_integer(); };
+    const auto is_text = [](const Json& json) { return json.is_string(); };
+    const auto is_integer = [](const Json& json) { return json.is_number_integer(); };
     if (const auto op = get("op", is_text).get<std::string>(); op != name)
       fail(where + " is of another schedule: expected op " + quote(name) + ", found " + quote(op));
     nodes[index(step.op())] = get("node", is_text).get<std::string>();
@@ -64,7 +64,7 @@ ExitStatus run_report(const Arguments& arguments) {
   if (arguments.budget) input.budget_bytes = parse_budget(*arguments.budget, problem.base_peak_bytes);
   if (problem.chain) input.modules = chain_modules(*problem.chain);
   if (arguments.measured) read_measurement(*arguments.measured, input);
-  make_report_page("");  // Where there is no page, that is known before planning.
+  make_report_page("");  // Fails before planning if headroom was built without the page.
   const Progress progress("planning for comparison");
   input.fronts = make_report_fronts(problem, limits_of(arguments));
   write_file_atomically(*arguments.out, make_report_page(write_report_data(input)));

@@ -44,8 +44,8 @@ ZooOptions zoo_options(const TrainArguments& arguments) {
   options.vocabulary = arguments.vocabulary;
   if (!arguments.text_files.empty()) {
     if (options.vocabulary.value_or(kByteWords) < kByteWords)
-      throw InvalidInput("--text: the words are bytes, and a vocabulary of " + std::to_string(*options.vocabulary) +
-                         " has no room for all " + std::to_string(kByteWords));
+      throw InvalidInput("--text: tokens are bytes, and a vocabulary of " + std::to_string(*options.vocabulary) +
+                         " is smaller than " + std::to_string(kByteWords));
     options.vocabulary = options.vocabulary.value_or(kByteWords);
   }
   return options;

@@ -11,25 +11,25 @@ namespace {
 
 void define(CLI::App& app, TrainArguments& arguments) {
   app.add_option("MODEL", arguments.model, "a network of the zoo: vgg16, resnet50, unet, gpt2, ...")->required();
-  app.add_option("--batch", arguments.batch, "items in a batch")->required();
-  app.add_option("--image", arguments.image, "side of the images (as published)");
+  app.add_option("--batch", arguments.batch, "batch size")->required();
+  app.add_option("--image", arguments.image, "height and width of the images (as published)");
   app.add_option("--tokens", arguments.tokens, "GPTs: length of a sequence (as published)");
   app.add_option("--layers", arguments.layers, "GPTs: layers");
-  app.add_option("--width", arguments.width, "GPTs: width");
-  app.add_option("--heads", arguments.heads, "GPTs: heads of attention");
-  app.add_option("--vocabulary", arguments.vocabulary, "GPTs: words");
-  app.add_option("--classes", arguments.classes, "networks on images: classes");
+  app.add_option("--width", arguments.width, "GPTs: embedding width");
+  app.add_option("--heads", arguments.heads, "GPTs: attention heads");
+  app.add_option("--vocabulary", arguments.vocabulary, "GPTs: vocabulary size");
+  app.add_option("--classes", arguments.classes, "image networks: number of classes");
   app.add_option("--dropout", arguments.dropout, "probability of dropout");
-  app.add_option("--text", arguments.text_files, "GPTs: files to train on, each byte a word (one random batch)");
+  app.add_option("--text", arguments.text_files, "GPTs: files to train on, one token per byte (one random batch)");
   app.add_flag("--chain", arguments.join_to_chain, "join nodes until the network is a chain");
 
   CLI::Option* budget =
       app.add_option("--budget", arguments.budget,
-                     "the device's largest peak in a step: bytes, 512MB, 8GiB; or 0.5x, what is there "
-                     "before a step and half of what the step of store-all adds");
+                     "maximum peak of the device in a step: bytes, 512MB, 8GiB; or 0.5x, the memory in use "
+                     "before a step and half of what a step of store-all adds");
   CLI::Option* planner =
       app.add_option("--planner", arguments.planner, "one of `headroom planners` (auto; without a budget store-all)");
-  app.add_option("--checkpoints", arguments.checkpoints, "chains: stages whose outputs are kept, comma between")
+  app.add_option("--checkpoints", arguments.checkpoints, "chains: stages whose outputs are kept, comma-separated")
       ->delimiter(',')
       ->excludes(budget)
       ->excludes(planner);
@@ -39,19 +39,19 @@ void define(CLI::App& app, TrainArguments& arguments) {
   app.add_option("--device", arguments.device, "cpu or cuda (cpu)")
       ->check(CLI::IsMember({"cpu", "cuda"}).description(""));
   app.add_option("--steps", arguments.steps, "optimizer steps (3)")->check(CLI::Range(1, 1'000'000).description(""));
-  app.add_option("--learning-rate", arguments.learning_rate, "of SGD (0.01)");
-  app.add_option("--seed", arguments.seed, "of weights, batches and dropout (0)");
-  app.add_flag("!--no-plain", arguments.plain, "do not train plainly for comparison");
+  app.add_option("--learning-rate", arguments.learning_rate, "learning rate of SGD (0.01)");
+  app.add_option("--seed", arguments.seed, "seed of weights, batches and dropout (0)");
+  app.add_flag("!--no-plain", arguments.plain, "skip the comparison with plain training");
   app.add_option("--trace", arguments.trace_file, "write predicted and measured memory here, as a Perfetto trace");
-  app.add_option("--report", arguments.report_file, "write a page that shows all of it here, one HTML file");
+  app.add_option("--report", arguments.report_file, "write the report page here, as one HTML file");
   app.add_option("--out-graph", arguments.graph_file, "write the measured chain or graph here");
   app.add_option("--out-schedule", arguments.schedule_file, "write the schedule here");
   app.add_flag("--json", arguments.json, "print JSON instead of text");
-  app.add_flag("!--no-chart", arguments.chart, "print no chart of the memory");
+  app.add_flag("!--no-chart", arguments.chart, "do not print the chart of memory");
 }
 
 int run_command(int argc, const char* const* argv) {
-  CLI::App app("Trains a network inside a memory budget, and plainly to compare.", kTrainProgram);
+  CLI::App app("Trains a network inside a memory budget and compares it with plain training.", kTrainProgram);
   TrainArguments arguments;
   define(app, arguments);
   try {

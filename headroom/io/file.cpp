@@ -14,11 +14,11 @@
 namespace headroom {
 namespace {
 
-[[noreturn]] void fail(const std::string& path, const char* what, int error) {
-  throw InvalidInput(path + ": " + what + ": " + std::generic_category().message(error));
+[[noreturn]] void fail(const std::string& path, const char* message, int error) {
+  throw InvalidInput(path + ": " + message + ": " + std::generic_category().message(error));
 }
 
-/// An open file, closed at the end.
+/// Owns an open file.
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
@@ -29,7 +29,7 @@ class Descriptor {
   }
   bool is_open() const { return fd_ >= 0; }
   int get() const { return fd_; }
-  /// False where something written could not be kept.
+  /// Returns false if written data could not be stored.
   bool close() {
     const int fd = fd_;
     fd_ = -1;
@@ -50,22 +50,22 @@ bool write_all(int fd, std::string_view text) {
   return true;
 }
 
-/// Opens a file that nobody else has in the folder of `path`; its name is in `temporary`.
+/// Creates a new file in the folder of `path` and stores its name in `temporary`.
 int open_temporary(const std::string& path, std::string& temporary) {
-  constexpr int kMostTries = 1000;
+  constexpr int kMaxTries = 1000;
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   for (int i = 0;; ++i) {
     temporary = (folder / (".headroom-" + std::to_string(::getpid()) + "-" + std::to_string(i))).string();
     const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd >= 0 || errno != EEXIST || i == kMostTries) return fd;
+    if (fd >= 0 || errno != EEXIST || i == kMaxTries) return fd;
   }
 }
 
-/// Where a chain of links leads, whether there is anything or not.
+/// Returns the target of a chain of links, which need not exist.
 std::string follow_links(std::filesystem::path path) {
-  constexpr int kMostLinks = 40;
+  constexpr int kMaxLinks = 40;
   std::error_code error;
-  for (int i = 0; i < kMostLinks && std::filesystem::is_symlink(path, error); ++i) {
+  for (int i = 0; i < kMaxLinks && std::filesystem::is_symlink(path, error); ++i) {
     const std::filesystem::path next = std::filesystem::read_symlink(path, error);
     if (error) break;
     path = path.parent_path() / next;
@@ -93,14 +93,14 @@ void write_and_rename(const std::string& path, std::string_view text, const stru
 
 }  // namespace
 
-std::string read_file(const std::string& path, size_t most_bytes) {
+std::string read_file(const std::string& path, size_t max_bytes) {
   constexpr size_t kChunk = size_t{1} << 16U;
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.is_open()) fail(path, "cannot read", errno);
   std::string text;
   struct stat status {};
   if (::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0)
-    text.reserve(std::min(static_cast<size_t>(status.st_size), most_bytes) + kChunk);
+    text.reserve(std::min(static_cast<size_t>(status.st_size), max_bytes) + kChunk);
   for (;;) {
     const size_t size = text.size();
     text.resize(size + kChunk);
@@ -109,8 +109,8 @@ std::string read_file(const std::string& path, size_t most_bytes) {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail(path, "cannot read", errno);
     if (count == 0) return text;
-    if (text.size() > most_bytes)
-      throw InvalidInput(path + ": larger than the " + std::to_string(most_bytes) + " bytes that a file may have");
+    if (text.size() > max_bytes)
+      throw InvalidInput(path + ": larger than the " + std::to_string(max_bytes) + " bytes that a file may have");
   }
 }
 

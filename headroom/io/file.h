@@ -6,16 +6,17 @@
 
 namespace headroom {
 
-inline constexpr size_t kMostFileBytes = size_t{1} << 30U;
+/// The size up to which files are read: larger ones are no graphs, and would exhaust memory.
+inline constexpr size_t kMaxFileBytes = size_t{1} << 30U;
 
-/// All of a file. Throws InvalidInput, with the path and the reason, where it cannot be read or is larger than
-/// `most_bytes`.
-std::string read_file(const std::string& path, size_t most_bytes = kMostFileBytes);
+/// Returns the contents of a file. Throws InvalidInput, with the path and the reason, if the file cannot be read or is
+/// larger than `max_bytes`.
+std::string read_file(const std::string& path, size_t max_bytes = kMaxFileBytes);
 
-/// Makes `path` hold `text`, at once: the text goes to a temporary file in the same folder, is flushed to disk, and
-/// then takes the place of `path`. A link is followed, an existing file's permissions stay. What is no regular file
-/// (/dev/stdout, a pipe) is written straight away.
-/// On failure the temporary is removed, `path` is as it was, and InvalidInput names the path and the reason.
+/// Replaces the contents of `path` by `text` atomically: writes a temporary file in the same folder, flushes it to disk
+/// and renames it. Follows links and keeps an existing file's permissions. Writes directly to anything that is not a
+/// regular file (/dev/stdout, a pipe). On failure the temporary file is removed, `path` is unchanged, and InvalidInput
+/// names the path and the reason.
 void write_file_atomically(const std::string& path, std::string_view text);
 
 }  // namespace headroom

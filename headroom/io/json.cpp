@@ -15,7 +15,7 @@ constexpr std::string_view kGraphFormat = "headroom.graph/1";
 constexpr std::string_view kChainFormat = "headroom.chain/1";
 constexpr std::string_view kScheduleFormat = "headroom.schedule/1";
 
-// Each list of fields is in the order of the enumeration before it.
+// Each array of fields has the order of the enumeration before it.
 
 namespace value_field {
 enum : size_t { kName, kBytes, kResident, kHolds };
@@ -107,7 +107,7 @@ int64_t number_or(const Slot& slot, int64_t otherwise) { return slot.present ? s
 
 constexpr int32_t kNoId = -1;
 
-/// The values that the lists of a document name.
+/// Resolves the names in the lists of a document to values.
 class ValueNames {
  public:
   ValueNames(const Document& document, const std::string& source) : document_(document), source_(source) {
@@ -117,7 +117,7 @@ class ValueNames {
       ids_[static_cast<size_t>(values[i][value_field::kName].number)] = static_cast<int32_t>(i);
   }
 
-  /// `owner` and `key` say in a message whose list it is.
+  /// Returns the ids of the values that a list names. Messages name the list by `owner` and `key`.
   std::vector<ValueId> ids(const Slot& slot, const char* owner_noun, const Slot* owner, const char* key) const {
     const std::span<const int32_t> names = document_.list(slot);
     std::vector<ValueId> ids;
@@ -137,7 +137,7 @@ class ValueNames {
  private:
   const Document& document_;
   const std::string& source_;
-  std::vector<int32_t> ids_;  // by name
+  std::vector<int32_t> ids_;  // The value of each name of the document.
 };
 
 Op make_op(const Document& document, std::span<const Slot> slots, const ValueNames& values, const std::string& source) {
@@ -289,7 +289,7 @@ void append_field(std::string& out, const char* key, std::span<const ValueId> id
   append_names(out, ids, values);
 }
 
-/// "[", a line for each item, "]".
+/// Appends a JSON array with one line for each item.
 template <typename Items, typename Append>
 void append_lines(std::string& out, const Items& items, const Append& append) {
   out += '[';

@@ -11,9 +11,9 @@
 namespace headroom {
 namespace {
 
-constexpr int kMostLevels = 16;  // our files have five
+constexpr int kMaxLevels = 16;  // Our files have five levels.
 
-/// "line 3, column 7" of the byte at `offset`; columns count bytes.
+/// Returns the position of the byte at `offset`, such as "line 3, column 7". Columns count bytes.
 std::string line_and_column(std::string_view text, size_t offset) {
   const std::string_view before = text.substr(0, offset);
   const size_t line = 1 + static_cast<size_t>(std::ranges::count(before, '\n'));
@@ -22,9 +22,9 @@ std::string line_and_column(std::string_view text, size_t offset) {
   return "line " + std::to_string(line) + ", column " + std::to_string(column);
 }
 
-/// The word or character at `offset`, quoted; empty where there is none to show.
+/// Returns the word or character at `offset`, quoted, or an empty text if there is none or it is not UTF-8.
 std::string found_at(std::string_view text, size_t offset) {
-  constexpr size_t kMostAround = 40;
+  constexpr size_t kMaxDistance = 40;
   const auto in_word = [&](size_t i) {
     return (std::isalnum(static_cast<unsigned char>(text[i])) != 0) ||
            std::string_view("+-._").find(text[i]) != std::string_view::npos;
@@ -33,15 +33,15 @@ std::string found_at(std::string_view text, size_t offset) {
   size_t begin = offset;
   size_t end = offset + 1;
   if (in_word(offset)) {
-    while (begin > 0 && offset - begin < kMostAround && in_word(begin - 1)) --begin;
-    while (end < text.size() && end - offset < kMostAround && in_word(end)) ++end;
+    while (begin > 0 && offset - begin < kMaxDistance && in_word(begin - 1)) --begin;
+    while (end < text.size() && end - offset < kMaxDistance && in_word(end)) ++end;
   }
-  const std::string_view found = text.substr(begin, end - begin);
-  return is_utf8(found) ? quote(found) : "";
+  const std::string_view word = text.substr(begin, end - begin);
+  return is_utf8(word) ? quote(word) : "";
 }
 
-/// The reason alone of "[…] parse error at …: syntax error while parsing value - REASON; last read: '…'", where what
-/// was last read may be any number of tokens.
+/// Extracts REASON from a message of the parser: "[…] parse error at …: syntax error while parsing value - REASON; last
+/// read: '…'". The text after "last read" can be of any length.
 std::string reason_of(std::string_view message, const std::string& found) {
   if (const size_t dash = message.find(" - "); dash != std::string_view::npos) message.remove_prefix(dash + 3);
   const size_t last_read = message.find("; last read: ");
@@ -50,12 +50,11 @@ std::string reason_of(std::string_view message, const std::string& found) {
 }
 
 std::string shown_number(const std::string& digits) {
-  constexpr size_t kLongest = 40;
-  return digits.size() <= kLongest ? digits : digits.substr(0, kLongest) + "...";
+  constexpr size_t kMaxDigits = 40;
+  return digits.size() <= kMaxDigits ? digits : digits.substr(0, kMaxDigits) + "...";
 }
 
-/// Takes the events of nlohmann's parser; throws at the first that does not belong. A subclass says what to do with the
-/// rest.
+/// Receives the events of nlohmann's parser and throws at the first that is not allowed. A subclass handles the others.
 class Events {
  public:
   Events(std::string_view text, const std::string& source) : text_(text), source_(source) {}
@@ -63,7 +62,7 @@ class Events {
 
   void parse() {
     if (text_.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) fail("larger than 2 GiB");
-    // The parser takes a NUL byte for the end of its input, whatever follows.
+    // The parser would treat a NUL byte as the end of its input.
     if (const size_t nul = text_.find('\0'); nul != std::string_view::npos)
       fail(line_and_column(text_, nul) + ": not valid JSON: found a NUL byte");
     if (text_.find_first_not_of(" \t\r\n") == std::string_view::npos) fail("must be a JSON object, found nothing");
@@ -79,7 +78,7 @@ class Events {
   virtual bool end_object() = 0;
   virtual bool start_array(size_t) = 0;
   virtual bool end_array() = 0;
-  /// A number that is no integer, or one that does not fit int64, as the file writes it.
+  /// A number that is not an int64, with its digits as the file has them.
   virtual bool number_other(const std::string& digits) = 0;
 
   bool number_unsigned(uint64_t number) {
@@ -88,13 +87,13 @@ class Events {
     return number_integer(static_cast<int64_t>(number));
   }
   bool number_float(double, const std::string& digits) { return number_other(digits); }
-  bool binary(std::vector<uint8_t>&) { return false; }  // JSON text has none
+  bool binary(std::vector<uint8_t>&) { return false; }  // JSON text has no binary values.
 
   bool parse_error(size_t position, const std::string& last_token, const nlohmann::json::exception& error) {
     constexpr int kNumberOverflow = 406;
     const size_t offset = std::min(position == 0 ? 0 : position - 1, text_.size());
     if (error.id == kNumberOverflow) {
-      number_other(last_token);  // says more, where it knows the key
+      number_other(last_token);  // Throws a better message if the key is known.
       fail(line_and_column(text_, offset) + ": expected an integer that fits 64 bits, found " +
            shown_number(last_token));
     }
@@ -121,7 +120,7 @@ class FormatFinder final : public Events {
   bool string(std::string& text) override {
     if (!expected_) return scalar(quote(text));
     format = std::move(text);
-    return false;  // stops the parser
+    return false;  // Stops the parser.
   }
   bool key(std::string& key) override {
     expected_ = level_ == 1 && key == "format";
@@ -146,7 +145,7 @@ class FormatFinder final : public Events {
   }
   bool open(const char* found) {
     if (expected_) fail(std::string("format must be a string, found ") + found);
-    if (++level_ > kMostLevels) fail("nested deeper than " + std::to_string(kMostLevels) + " levels");
+    if (++level_ > kMaxLevels) fail("nested deeper than " + std::to_string(kMaxLevels) + " levels");
     return true;
   }
   bool close() {
@@ -212,13 +211,13 @@ class DocumentReader final : public Events {
 
   bool key(std::string& key) override {
     const std::span<const Field> fields = schema().fields;
-    const auto found = std::ranges::find(fields, std::string_view(key), &Field::key);
-    if (found == fields.end()) {
+    const auto field = std::ranges::find(fields, std::string_view(key), &Field::key);
+    if (field == fields.end()) {
       std::string keys;
       for (const Field& known : fields) keys += (keys.empty() ? "" : ", ") + std::string(known.key);
       fail(where() + "unknown key " + quote(key) + ", expected one of " + keys);
     }
-    const auto position = static_cast<size_t>(found - fields.begin());
+    const auto position = static_cast<size_t>(field - fields.begin());
     (place_ == Place::kRecord ? field_ : root_field_) = position;
     if (slot().present) fail(where() + "key " + quote(key) + " is given twice");
     slot().present = true;
@@ -281,12 +280,12 @@ class DocumentReader final : public Events {
   Slot& slot() {
     return in_record() ? table().slots[table().slots.size() - table().width + field_] : document.root[root_field_];
   }
-  /// Whether a value may come here, and one of that kind.
+  /// Returns whether a value of this kind is allowed here.
   bool takes(FieldKind kind) const {
     return (place_ == Place::kRoot || place_ == Place::kRecord) && field().kind == kind;
   }
 
-  /// "op 'f1': ", "ops[3]: " while its name is not known, or "" in the root.
+  /// Returns the position for messages: "op 'f1': ", "ops[3]: " if the name is not known yet, or "" in the root.
   std::string where() const {
     if (place_ != Place::kTable && !in_record()) return "";
     const size_t rows = table().size();
@@ -314,7 +313,7 @@ class DocumentReader final : public Events {
   Place place_ = Place::kOutside;
   Place around_names_ = Place::kRoot;
   size_t root_field_ = 0;
-  size_t field_ = 0;  // in the record
+  size_t field_ = 0;  // The field of the current record.
 };
 
 }  // namespace

@@ -11,10 +11,10 @@
 
 namespace headroom {
 
-/// A JSON file of ours is one object whose keys take numbers, strings, lists of names, or lists of records; a record is
-/// an object whose keys take anything but records. A schema says which keys, and a document holds what was found.
+/// The kind of a field. A file is one JSON object whose fields are numbers, strings, lists of names or lists of records; a
+/// record is an object without fields of records. A schema lists the fields, and a document holds their contents.
 enum class FieldKind : uint8_t {
-  kCount,    ///< an integer that is not negative
+  kCount,    ///< a non-negative integer
   kInteger,  ///< any integer that fits int64
   kBoolean,
   kString,
@@ -28,18 +28,18 @@ struct Field {
   std::string_view key;
   FieldKind kind;
   bool required;
-  const RecordSchema* records = nullptr;  ///< of kRecords
+  const RecordSchema* records = nullptr;  ///< the schema of its records, for kRecords
 };
 
 struct RecordSchema {
-  std::string_view noun;  ///< how messages call a record, whose first field is then its name; empty: by its position
+  std::string_view noun;  ///< what messages call a record, whose first field is its name; if empty, they give its index
   std::span<const Field> fields;
 };
 
-/// What a key was given.
+/// The contents of one field.
 struct Slot {
-  int64_t number = -1;  ///< the integer; 0 or 1; the string's number in `names`; where in `lists` a list begins
-  int32_t count = 0;    ///< of a list
+  int64_t number = -1;  ///< an integer, a boolean as 0 or 1, a string's index in `names`, or a list's start in `lists`
+  int32_t count = 0;    ///< length of a list
   bool present = false;
 };
 
@@ -52,10 +52,10 @@ struct Table {
 };
 
 struct Document {
-  NameTable names;  ///< every string of the file but its keys
+  NameTable names;  ///< all strings of the file except keys
   std::vector<int32_t> lists;
   std::vector<Slot> root;
-  std::vector<Table> tables;  ///< one for each field of the root, empty but for kRecords
+  std::vector<Table> tables;  ///< one for each field of the root, empty unless the field is of kRecords
 
   std::span<const int32_t> list(const Slot& slot) const {
     return slot.count == 0
@@ -65,14 +65,13 @@ struct Document {
   const std::string& string(const Slot& slot) const { return names[static_cast<int32_t>(slot.number)]; }
 };
 
-/// The string under "format" in the object that `text` is. Reads no further than that. `source` begins every message.
-/// Throws InvalidInput where there is none.
+/// Returns the string under "format" of the object in `text`, and reads no further. Messages begin with `source`. Throws
+/// InvalidInput if there is none.
 std::string read_format(std::string_view text, const std::string& source);
 
-/// Reads `text` by `schema`, whose string fields must not be empty. Throws InvalidInput at the first thing that is
-/// not as it says: bad JSON, an unknown, duplicate or missing key, a wrong type, a number that is no integer or does
-/// not fit. No recursion, and what it does not expect it does not store, so that memory stays within a few times the
-/// text.
+/// Reads `text` by `schema`. Throws InvalidInput at the first violation: bad JSON, an unknown, duplicate or missing key, a
+/// wrong type, an empty string field, or a number that is not an int64. Does not recurse and stores expected fields only, so
+/// memory is at most a few times the size of the text.
 Document read_document(std::string_view text, const std::string& source, const RecordSchema& schema);
 
 }  // namespace headroom

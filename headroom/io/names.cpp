@@ -10,7 +10,7 @@ namespace {
 
 unsigned byte_at(std::string_view text, size_t i) { return static_cast<unsigned char>(text[i]); }
 
-/// Bytes of the UTF-8 sequence at `i`, or 0 where there is none.
+/// Returns the length of the UTF-8 sequence at `i` in bytes, or 0 if it is malformed.
 size_t sequence_length(std::string_view text, size_t i) {
   const unsigned lead = byte_at(text, i);
   if (lead < 0x80) return 1;
@@ -62,15 +62,15 @@ void append_escaped(std::string& out, char c) {
 }  // namespace
 
 int32_t NameTable::intern(std::string_view name) {
-  if (const auto found = ids_.find(name); found != ids_.end()) return found->second;
+  if (const std::optional<int32_t> known = find(name)) return *known;
   const auto id = static_cast<int32_t>(names_.size());
   ids_.emplace(names_.emplace_back(name), id);
   return id;
 }
 
 std::optional<int32_t> NameTable::find(std::string_view name) const {
-  const auto found = ids_.find(name);
-  return found == ids_.end() ? std::nullopt : std::optional(found->second);
+  const auto entry = ids_.find(name);
+  return entry == ids_.end() ? std::nullopt : std::optional(entry->second);
 }
 
 bool is_utf8(std::string_view text) {

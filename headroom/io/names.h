@@ -11,7 +11,7 @@
 
 namespace headroom {
 
-/// Numbers names 0, 1, 2, … in the order in which they are first seen.
+/// Numbers names 0, 1, 2, … in the order of their first use.
 class NameTable {
  public:
   int32_t intern(std::string_view name);
@@ -20,21 +20,21 @@ class NameTable {
   size_t size() const { return names_.size(); }
 
  private:
-  std::deque<std::string> names_;  // a deque, so that the keys below stay where they are
+  std::deque<std::string> names_;  // A deque does not move its elements, which the keys of ids_ point to.
   std::unordered_map<std::string_view, int32_t> ids_;
 };
 
-/// Whether `text` is well-formed UTF-8: no overlong forms, no surrogates, nothing past U+10FFFF.
+/// Returns whether `text` is well-formed UTF-8: no overlong forms, no surrogates, nothing past U+10FFFF.
 bool is_utf8(std::string_view text);
 
-/// Appends `name` as a JSON string. Throws InvalidInput where no reader would take the name back: when it is
-/// empty or not UTF-8.
+/// Appends `name` as a JSON string. Throws InvalidInput if the name is empty or not UTF-8, which the readers refuse.
 void append_json_string(std::string& out, std::string_view name);
 
-/// What a JSON string, its quotes included, stands for, or nothing where it is not one.
+/// Returns the text of a JSON string literal, quotes included, or nothing if the literal is malformed.
 std::optional<std::string> parse_json_string(std::string_view literal);
 
-/// Throws InvalidInput where a stage's recording has a workspace other than its forward's: no chain file says that.
+/// Throws InvalidInput if the recording of a stage has another workspace than its forward, which chain files cannot
+/// express.
 void check_chain_can_be_written(const Chain& chain);
 
 }  // namespace headroom

@@ -14,7 +14,7 @@ std::string_view skip_byte_order_mark(std::string_view text) {
   return text.starts_with(kMark) ? text.substr(kMark.size()) : text;
 }
 
-/// `text` from its first character that is not blank; fails where there is none.
+/// Returns `text` from its first character that is not blank. Fails if all are blank.
 std::string_view skip_blank(std::string_view text, const std::string& source, const char* expected) {
   const size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string_view::npos)

@@ -9,11 +9,11 @@
 
 namespace headroom {
 
-/// A graph or chain in either form: JSON (io/json.h) where the first character that is not blank is `{`, else text
-/// (io/text.h). Throws InvalidInput, which begins with `source`, as those readers do, and where it is neither.
+/// Reads a graph or chain as JSON (io/json.h) if the first character that is not blank is `{`, otherwise as text
+/// (io/text.h). Throws InvalidInput as those readers do, and for a text that is neither. Messages begin with `source`.
 std::variant<Graph, Chain> read_network(std::string_view text, const std::string& source);
 
-/// A schedule of `graph`, told apart in the same way.
+/// Reads a schedule of `graph`, as JSON or as text by the same rule.
 Schedule read_schedule(std::string_view text, const std::string& source, const Graph& graph);
 
 }  // namespace headroom

@@ -38,7 +38,7 @@ constexpr const char* kBudgets =
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/// A decimal number and what follows it, in lower case.
+/// A decimal number with its unit in lower case.
 struct Quantity {
   std::string_view whole;
   std::string_view decimals;
@@ -52,8 +52,8 @@ std::string_view take_digits(std::string_view& text) {
   return digits;
 }
 
-[[noreturn]] void fail_expected(const char* expected, std::string_view found) {
-  throw InvalidInput(std::string("expected ") + expected + ", found " + quote(found));
+[[noreturn]] void fail_expected(const char* expected, std::string_view text) {
+  throw InvalidInput(std::string("expected ") + expected + ", found " + quote(text));
 }
 
 Quantity split(std::string_view text, const char* expected) {
@@ -71,25 +71,25 @@ Quantity split(std::string_view text, const char* expected) {
   return quantity;
 }
 
-/// floor(quantity * factor), exactly, for any number of decimals.
+/// Returns floor(quantity * factor), exact for any number of decimals.
 int64_t scale(const Quantity& quantity, uint64_t factor, std::string_view text) {
-  constexpr Wide kMost = std::numeric_limits<int64_t>::max();
+  constexpr Wide kMax = std::numeric_limits<int64_t>::max();
   const auto fail = [&] { throw InvalidInput(quote(text) + " is more than 9223372036854775807 bytes"); };
   Wide whole = 0;
   for (const char digit : quantity.whole) {
     whole = whole * 10 + static_cast<unsigned>(digit - '0');
-    if (whole > kMost) fail();
+    if (whole > kMax) fail();
   }
-  // floor((x + n) / 10) = floor((floor(x) + n) / 10) for integers n: the last decimal first, nothing is lost.
+  // floor((x + n) / 10) = floor((floor(x) + n) / 10) for integers n, so working from the last decimal is exact.
   Wide part = 0;
   for (size_t i = quantity.decimals.size(); i-- > 0;)
     part = (part + Wide{static_cast<unsigned>(quantity.decimals[i] - '0')} * factor) / 10;
   const Wide product = whole * factor + part;
-  if (product > kMost) fail();
+  if (product > kMax) fail();
   return static_cast<int64_t>(product);
 }
 
-/// `text` with one of the units, or `expected` was not met.
+/// Scales the quantity of `text` by its unit. Fails with `expected` if there is no such unit.
 int64_t parse_with_units(const Quantity& quantity, std::string_view text, const char* expected) {
   const auto unit = std::ranges::find(kByteUnits, std::string_view(quantity.unit), &Unit::name);
   if (unit == kByteUnits.end()) fail_expected(expected, text);
@@ -98,7 +98,7 @@ int64_t parse_with_units(const Quantity& quantity, std::string_view text, const 
   return scale(quantity, unit->factor, text);
 }
 
-/// The largest unit that leaves at least 1, after rounding; `units` ascend and the first has factor 1.
+/// Formats an amount in the largest unit in which it is at least 1 after rounding. `units` ascend from a factor of 1.
 std::string format(int64_t amount, std::span<const Unit> units) {
   const bool negative = amount < 0;
   const uint64_t magnitude = negative ? ~static_cast<uint64_t>(amount) + 1 : static_cast<uint64_t>(amount);

@@ -6,7 +6,7 @@
 
 namespace headroom {
 
-/// Throws InvalidInput for what was read from `source`: a file's name, or empty where there is none.
+/// Throws InvalidInput with the message after `source`, the name of the file, which may be empty.
 [[noreturn]] inline void fail_at_source(const std::string& source, const std::string& message) {
   throw InvalidInput(source.empty() ? message : source + ": " + message);
 }

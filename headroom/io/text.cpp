@@ -23,7 +23,7 @@ void take_keyword(TextScanner& scanner, const char* keyword) {
     scanner.fail_at_line(line, "expected " + expected + ", found " + quote(word));
 }
 
-/// Until the whole text is read a list of values has the numbers of their names, in the place of ids.
+/// Parses a graph. Until the whole text is read, lists of values hold indices of names instead of ids.
 class GraphParser {
  public:
   GraphParser(std::string_view text, const std::string& source) : scanner_(text, source), source_(source) {}
@@ -135,7 +135,7 @@ class GraphParser {
     spec_.values.push_back(Value{names_[name], bytes, false, {}});
   }
 
-  /// Names become ids.
+  /// Replaces indices of names by ids.
   void resolve() {
     value_of_name_.resize(names_.size(), kNone);
     for (size_t i = 0; i < spec_.ops.size(); ++i) {
@@ -177,7 +177,7 @@ class GraphParser {
   int outputs_line_ = 0;
 };
 
-/// A number that may be left out, by its word.
+/// An optional number and its keyword.
 struct NamedNumber {
   std::string_view word;
   int64_t* number;
@@ -189,15 +189,15 @@ void parse_numbers(TextScanner& scanner, std::span<NamedNumber> numbers) {
   while (!scanner.at_line_end()) {
     const int line = scanner.line();
     const std::string word = scanner.take_word("a word such as 'input='");
-    const auto found = std::ranges::find(numbers, std::string_view(word), &NamedNumber::word);
-    if (found == numbers.end()) {
+    const auto named = std::ranges::find(numbers, std::string_view(word), &NamedNumber::word);
+    if (named == numbers.end()) {
       std::string words;
       for (const NamedNumber& known : numbers) words += (words.empty() ? "" : ", ") + std::string(known.word);
       scanner.fail_at_line(line, "expected one of " + words + ", found " + quote(word));
     }
-    if (std::exchange(found->seen, true)) scanner.fail_at_line(line, quote(word) + " is given twice");
+    if (std::exchange(named->seen, true)) scanner.fail_at_line(line, quote(word) + " is given twice");
     scanner.expect('=');
-    *found->number = found->may_be_negative ? scanner.take_integer(word.c_str()) : scanner.take_count(word.c_str());
+    *named->number = named->may_be_negative ? scanner.take_integer(word.c_str()) : scanner.take_count(word.c_str());
   }
   scanner.end_line();
 }
@@ -219,7 +219,7 @@ Stage parse_stage(TextScanner& scanner) {
   return stage;
 }
 
-/// Finds what a schedule names.
+/// Returns the positions of items by name.
 template <typename Items>
 std::unordered_map<std::string_view, int32_t> positions(const Items& items) {
   std::unordered_map<std::string_view, int32_t> result;
@@ -255,7 +255,7 @@ class GraphPrinter {
   }
 
  private:
-  /// Values must be defined in their order: those before `end` that are not are, each by a line of its own.
+  /// Defines the values before `end` that are not defined yet, because values must be defined in order.
   void define_by_lines(size_t end) {
     for (; defined_ < end; ++defined_) {
       const Value& value = graph_.values()[defined_];
@@ -279,7 +279,7 @@ class GraphPrinter {
     std::vector<ValueId> fresh;
     for (const ValueId id : op.outputs)
       if (index(id) >= defined_) fresh.push_back(id);
-    // The op itself can define them where they follow each other.
+    // The op can define consecutive values itself.
     const bool in_order =
         std::ranges::adjacent_find(fresh, [](ValueId a, ValueId b) { return index(a) + 1 != index(b); }) == fresh.end();
     if (!fresh.empty()) define_by_lines(in_order ? index(fresh.front()) : index(std::ranges::max(fresh)) + 1);
@@ -311,7 +311,7 @@ class GraphPrinter {
 
   const Graph& graph_;
   std::string out_;
-  size_t defined_ = 0;  // the values before this one
+  size_t defined_ = 0;  // The number of values that are already defined.
 };
 
 }  // namespace
@@ -346,10 +346,10 @@ Schedule parse_schedule_text(std::string_view text, const Graph& graph, const st
   const auto take = [&](const std::unordered_map<std::string_view, int32_t>& ids, const char* expected) {
     const int line = scanner.line();
     const std::string name = scanner.take_name(expected);
-    const auto found = ids.find(name);
-    if (found == ids.end())
+    const auto id = ids.find(name);
+    if (id == ids.end())
       scanner.fail_at_line(line, "expected " + std::string(expected) + " of the graph, found " + quote(name));
-    return found->second;
+    return id->second;
   };
   Schedule schedule;
   for (scanner.skip_line_ends(); !scanner.at_end(); scanner.skip_line_ends()) {

@@ -20,7 +20,7 @@ bool is_word_character(char c) {
          kOthers.find(c) != std::string_view::npos;
 }
 
-/// How many characters a word at the beginning of `text` has; "->" ends it.
+/// Returns the length of the word at the beginning of `text`. "->" ends a word.
 size_t word_length(std::string_view text) {
   size_t length = 0;
   while (length < text.size() && is_word_character(text[length]) && !text.substr(length).starts_with("->")) ++length;
@@ -48,16 +48,16 @@ void TextScanner::fail_expected(const std::string& expected) const {
       found = "the end";
       break;
     default:
-      found = quote(text_of_next_);
+      found = quote(next_text_);
   }
   fail("expected " + expected + ", found " + found);
 }
 
 void TextScanner::advance() {
-  if (kind_ == Kind::kLineEnd && !text_of_next_.empty()) ++line_;
+  if (kind_ == Kind::kLineEnd && !next_text_.empty()) ++line_;
   while (!rest_.empty() && (rest_[0] == ' ' || rest_[0] == '\t' || rest_[0] == '\r')) rest_.remove_prefix(1);
   if (rest_.starts_with('#')) rest_.remove_prefix(std::min(rest_.find('\n'), rest_.size()));
-  text_of_next_ = rest_.substr(0, 1);
+  next_text_ = rest_.substr(0, 1);
   if (rest_.empty()) {
     kind_ = Kind::kEnd;
   } else if (rest_[0] == '\n') {
@@ -67,7 +67,7 @@ void TextScanner::advance() {
     scan_string();
   } else if (rest_.starts_with("->")) {
     kind_ = Kind::kArrow;
-    text_of_next_ = "->";
+    next_text_ = "->";
     rest_.remove_prefix(2);
   } else if (kMarks.find(rest_[0]) != std::string_view::npos) {
     kind_ = Kind::kMark;
@@ -85,7 +85,7 @@ void TextScanner::scan_word() {
          "; a name with such a character is written in double quotes");
   }
   kind_ = Kind::kWord;
-  text_of_next_ = rest_.substr(0, length);
+  next_text_ = rest_.substr(0, length);
   rest_.remove_prefix(length);
 }
 
@@ -97,7 +97,7 @@ void TextScanner::scan_string() {
   std::optional<std::string> text = parse_json_string(rest_.substr(0, end + 1));
   if (!text) fail("not a string as JSON has them");
   kind_ = Kind::kString;
-  text_of_next_ = std::move(*text);
+  next_text_ = std::move(*text);
   rest_.remove_prefix(end + 1);
 }
 
@@ -118,21 +118,21 @@ void TextScanner::expect_arrow() {
 
 std::string TextScanner::take_word(const char* expected) {
   if (kind_ != Kind::kWord) fail_expected(expected);
-  std::string word = std::move(text_of_next_);
+  std::string word = std::move(next_text_);
   advance();
   return word;
 }
 
 std::string TextScanner::take_name(const char* expected) {
-  if (kind_ != Kind::kWord && (kind_ != Kind::kString || text_of_next_.empty())) fail_expected(expected);
-  std::string name = std::move(text_of_next_);
+  if (kind_ != Kind::kWord && (kind_ != Kind::kString || next_text_.empty())) fail_expected(expected);
+  std::string name = std::move(next_text_);
   advance();
   return name;
 }
 
 int64_t TextScanner::take_integer(const char* expected) {
   const std::string sign = accept('-') ? "-" : "";
-  const std::string digits = sign + (kind_ == Kind::kWord ? text_of_next_ : "");
+  const std::string digits = sign + (kind_ == Kind::kWord ? next_text_ : "");
   int64_t number = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
   if (kind_ != Kind::kWord || end != digits.data() + digits.size() || error != std::errc())

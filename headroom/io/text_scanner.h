@@ -6,25 +6,25 @@
 
 namespace headroom {
 
-/// The words, strings and marks of the text form (io/text.h), one ahead. Everything that fails throws InvalidInput with
-/// the source and the line.
+/// Splits the text form (io/text.h) into words, strings and marks, with one token of lookahead. Errors throw InvalidInput
+/// with the source and the line.
 class TextScanner {
  public:
   /// Both must outlive the scanner.
   TextScanner(std::string_view text, const std::string& source);
 
-  int line() const { return line_; }  ///< of what comes next
+  int line() const { return line_; }  ///< line of the next token
   bool at_end() const { return kind_ == Kind::kEnd; }
   bool at_line_end() const { return kind_ == Kind::kLineEnd || kind_ == Kind::kEnd; }
-  bool at(char mark) const { return kind_ == Kind::kMark && text_of_next_[0] == mark; }
+  bool at(char mark) const { return kind_ == Kind::kMark && next_text_[0] == mark; }
   bool at_arrow() const { return kind_ == Kind::kArrow; }
 
-  bool accept(char mark);  ///< one of : = , / -
+  bool accept(char mark);  ///< takes one of : = , / - if it is next
   void expect(char mark);
   void expect_arrow();
   std::string take_word(const char* expected);  ///< a keyword
-  std::string take_name(const char* expected);  ///< a word or a string that is not empty
-  int64_t take_count(const char* expected);     ///< an integer that is not negative
+  std::string take_name(const char* expected);  ///< a word or a non-empty string
+  int64_t take_count(const char* expected);     ///< a non-negative integer
   int64_t take_integer(const char* expected);
   void end_line();
   void skip_line_ends();
@@ -44,10 +44,10 @@ class TextScanner {
   const std::string& source_;
   int line_ = 1;
   Kind kind_ = Kind::kLineEnd;
-  std::string text_of_next_;
+  std::string next_text_;
 };
 
-/// Appends `name` so that take_name() reads it back. Throws InvalidInput where it is empty or not UTF-8.
+/// Appends `name` in a form that take_name() reads. Throws InvalidInput if it is empty or not UTF-8.
 void append_text_name(std::string& out, std::string_view name);
 
 }  // namespace headroom

@@ -18,10 +18,10 @@ Json or_null(const std::optional<T>& value) {
   return value ? Json(*value) : Json(nullptr);
 }
 
-void check_length(const char* what, size_t found, size_t expected, const char* of) {
-  if (found == expected) return;
-  throw InvalidInput(std::string("report: ") + what + " must have " + std::to_string(expected) +
-                     " entries, one for each " + of + ", found " + std::to_string(found));
+void check_length(const char* list, size_t length, size_t expected, const char* item) {
+  if (length == expected) return;
+  throw InvalidInput(std::string("report: ") + list + " must have " + std::to_string(expected) +
+                     " entries, one for each " + item + ", found " + std::to_string(length));
 }
 
 Json names(const std::vector<std::string>& texts) {
@@ -63,17 +63,17 @@ Json values_of(const Graph& graph) {
   return Json{{"name", std::move(name)}, {"bytes", std::move(bytes)}, {"resident", std::move(resident)}};
 }
 
-/// By step: the moment of store-all at the run that makes what this step makes; where it is a rerun or a drop, that of the
-/// step before.
+/// Returns for each step the moment of store-all at the run that computes the same values. Reruns and drops repeat the
+/// moment of the step before.
 std::vector<int64_t> store_all_moments(const Graph& graph, const Schedule& schedule,
                                        const std::vector<uint8_t>& reruns) {
-  const Schedule plain = store_all(graph);
-  const Simulation simulation = simulate(graph, plain);
+  const Schedule baseline = store_all(graph);
+  const Simulation simulation = simulate(graph, baseline);
   constexpr int64_t kNone = -1;
   std::vector<int64_t> moment_of_value(graph.values().size(), kNone);
-  for (size_t i = 0; i < plain.steps.size(); ++i) {
-    if (!plain.steps[i].is_run()) continue;
-    for (const ValueId id : graph.op(plain.steps[i].op()).outputs)
+  for (size_t i = 0; i < baseline.steps.size(); ++i) {
+    if (!baseline.steps[i].is_run()) continue;
+    for (const ValueId id : graph.op(baseline.steps[i].op()).outputs)
       if (moment_of_value[index(id)] == kNone) moment_of_value[index(id)] = simulation.moment_bytes[i];
   }
   std::vector<int64_t> moments;
@@ -93,7 +93,7 @@ std::vector<int64_t> store_all_moments(const Graph& graph, const Schedule& sched
 Json runs_of(const ReportInput& input, const Simulation& simulation) {
   const std::vector<Step>& steps = input.schedule.steps;
   const std::vector<uint8_t> reruns = find_reruns(input.graph, input.schedule);
-  const std::vector<int64_t> plain = store_all_moments(input.graph, input.schedule, reruns);
+  const std::vector<int64_t> baseline = store_all_moments(input.graph, input.schedule, reruns);
   Json op = Json::array();
   Json step = Json::array();
   Json over = Json::array();
@@ -112,7 +112,7 @@ Json runs_of(const ReportInput& input, const Simulation& simulation) {
     again.push_back(reruns[i]);
     moment_bytes.push_back(simulation.moment_bytes[i]);
     after_bytes.push_back(simulation.after_bytes[i]);
-    store_all_bytes.push_back(plain[i]);
+    store_all_bytes.push_back(baseline[i]);
   }
   return Json{{"op", std::move(op)},
               {"step", std::move(step)},
@@ -124,7 +124,7 @@ Json runs_of(const ReportInput& input, const Simulation& simulation) {
 }
 
 Json lives_of(const ReportInput& input) {
-  std::vector<int64_t> run_at_or_before;  // by step
+  std::vector<int64_t> run_at_or_before;  // The last run at or before each step.
   int64_t runs = 0;
   for (const Step& step : input.schedule.steps) {
     if (step.is_run()) ++runs;
@@ -151,8 +151,8 @@ Json fronts_of(const ReportFronts& fronts) {
   for (const ReportFronts::Front& front : fronts.fronts)
     planners.push_back(Json{{"planner", front.planner}, {"points", points_of(front.points)}});
   Json left_out = Json::array();
-  for (const ReportFronts::LeftOut& one : fronts.left_out)
-    left_out.push_back(Json{{"planner", one.planner}, {"why", one.why}});
+  for (const ReportFronts::LeftOut& entry : fronts.left_out)
+    left_out.push_back(Json{{"planner", entry.planner}, {"why", entry.reason}});
   return Json{
       {"planners", std::move(planners)}, {"bounds", points_of(fronts.bounds)}, {"left_out", std::move(left_out)}};
 }
@@ -171,21 +171,21 @@ Json measured_of(const ReportMeasurement& measured, size_t run_count) {
               {"identical_to_plain", or_null(measured.identical_to_plain)}};
 }
 
-/// Seconds that make a report tedious. What planners take was measured on chains; it grows faster than the graph.
-constexpr size_t kMostOpsOfSteepPlanners = 400;
-constexpr size_t kMostOpsOfSearch = 4000;
-constexpr size_t kMostOpsOfBounds = 20000;
-constexpr int kPoints = 12;
-constexpr int kBounds = 25;
+/// Ops up to which a planner of each cost class takes seconds at most. Measured on chains.
+constexpr size_t kMaxOpsOfSteepPlanners = 400;
+constexpr size_t kMaxOpsOfSearch = 4000;
+constexpr size_t kMaxOpsOfBounds = 20000;
+constexpr int kPoints = 12;  ///< Plans on the front of a planner.
+constexpr int kBounds = 25;  ///< Points of the curve of lower bounds.
 
 bool takes_too_long(const Planner& planner, size_t ops) {
   switch (planner.cost) {
     case CostClass::kLow:
       return false;
     case CostClass::kSearch:
-      return ops > kMostOpsOfSearch;
+      return ops > kMaxOpsOfSearch;
     case CostClass::kSteep:
-      return ops > kMostOpsOfSteepPlanners;
+      return ops > kMaxOpsOfSteepPlanners;
   }
   throw InternalError("a cost class without a limit");
 }
@@ -205,22 +205,21 @@ ReportFronts make_report_fronts(const Problem& problem, const PlanLimits& limits
       std::vector<CurvePoint> points = plan_curve(planner, problem, kPoints, {std::nullopt, limits});
       if (!points.empty()) result.fronts.push_back({name, std::move(points)});
     } catch (const NotApplicable& refusal) {
-      const std::string why = refusal.what();
-      result.left_out.push_back({name, why.starts_with(name + ": ") ? why.substr(name.size() + 2) : why});
+      const std::string reason = refusal.what();
+      result.left_out.push_back({name, reason.starts_with(name + ": ") ? reason.substr(name.size() + 2) : reason});
     }
   }
-  if (ops > kMostOpsOfBounds) return result;
-  int64_t least_bytes = problem.base_peak_bytes;
+  if (ops > kMaxOpsOfBounds) return result;
+  int64_t min_bytes = problem.base_peak_bytes;
   for (const ReportFronts::Front& front : result.fronts)
-    least_bytes = std::min(least_bytes, front.points.front().peak_bytes);
+    min_bytes = std::min(min_bytes, front.points.front().peak_bytes);
   for (int i = 0; i < kBounds; ++i) {
     const int64_t peak_bytes =
-        least_bytes +
-        static_cast<int64_t>(static_cast<double>(problem.base_peak_bytes - least_bytes) * i / (kBounds - 1));
+        min_bytes + static_cast<int64_t>(static_cast<double>(problem.base_peak_bytes - min_bytes) * i / (kBounds - 1));
     const MemoryBound bound = memory_bound(problem.graph, peak_bytes);
     if (bound.is_feasible) result.bounds.push_back({peak_bytes, bound.time_ns});
   }
-  // A bound for more memory holds for less too.
+  // A bound for more memory also holds for less.
   for (size_t i = result.bounds.size(); i-- > 1;)
     result.bounds[i - 1].time_ns = std::max(result.bounds[i - 1].time_ns, result.bounds[i].time_ns);
   return result;
@@ -239,11 +238,11 @@ std::string write_report_data(const ReportInput& input) {
   if (simulation.error)
     throw InvalidInput("the schedule is invalid at step " + std::to_string(simulation.error->step) + ": " +
                        simulation.error->message);
-  const Simulation plain = simulate(input.graph, store_all(input.graph));
-  const int64_t most_bytes = std::max(input.budget_bytes.value_or(0), simulation.peak_bytes);
-  int64_t lower_bound_ns = memory_bound(input.graph, most_bytes).time_ns;
+  const Simulation baseline = simulate(input.graph, store_all(input.graph));
+  const int64_t max_bytes = std::max(input.budget_bytes.value_or(0), simulation.peak_bytes);
+  int64_t lower_bound_ns = memory_bound(input.graph, max_bytes).time_ns;
   for (const CurvePoint& bound : input.fronts.bounds)
-    if (bound.peak_bytes >= most_bytes) lower_bound_ns = std::max(lower_bound_ns, bound.time_ns);
+    if (bound.peak_bytes >= max_bytes) lower_bound_ns = std::max(lower_bound_ns, bound.time_ns);
   Json json;
   json["format"] = "headroom.report/1";
   json["name"] = input.graph.name();
@@ -251,8 +250,8 @@ std::string write_report_data(const ReportInput& input) {
   json["budget_bytes"] = or_null(input.budget_bytes);
   json["peak_bytes"] = simulation.peak_bytes;
   json["time_ns"] = simulation.time_ns;
-  json["store_all_peak_bytes"] = plain.peak_bytes;
-  json["store_all_time_ns"] = plain.time_ns;
+  json["store_all_peak_bytes"] = baseline.peak_bytes;
+  json["store_all_time_ns"] = baseline.time_ns;
   json["resident_bytes"] = input.graph.resident_bytes();
   json["lower_bound_ns"] = lower_bound_ns;
   json["planner"] = or_null(input.planner);

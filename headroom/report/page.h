@@ -5,12 +5,11 @@
 
 namespace headroom {
 
-/// The page of a report: one HTML file that needs nothing else, with `data`, of write_report_data(), inside. Whatever the
-/// names in the data are, they cannot end the block that holds them. Throws InvalidInput, which says how to build it,
-/// where headroom was built without the page.
+/// Returns the report page, one self-contained HTML file, for the `data` of write_report_data(). The data is escaped, so
+/// that no name in it can end its block. Throws InvalidInput if headroom was built without the page.
 std::string make_report_page(std::string_view data);
 
-/// JSON with every character escaped that means something in HTML or ends a line in JavaScript: the same JSON.
+/// Returns equivalent JSON in which the characters that are special in HTML, or end a line in JavaScript, are escaped.
 std::string escape_for_html(std::string_view json);
 
 }  // namespace headroom

@@ -11,13 +11,13 @@ namespace {
 
 enum class Op { kSeparable, kDilated, kSkip, kMaxPool };
 
-/// An edge of a cell: an operation on one of the states so far, 0 and 1 being the cell's inputs.
+/// An edge of a cell: an operation on an earlier state. States 0 and 1 are the inputs of the cell.
 struct Edge {
   Op op;
   size_t state;
 };
 
-/// Two edges make a state: the sum of what they compute. The cell's output joins the four states.
+/// Each state is the sum of two edges. The output of the cell is the concatenation of the four states.
 using Genotype = std::array<Edge, 8>;
 
 /// The second-order cells of Liu et al. 2019 (DARTS_V2).
@@ -41,7 +41,7 @@ constexpr Genotype kReduction = {{{Op::kMaxPool, 0},
 // Several edges read the same state, so no ReLU of a cell is in place.
 constexpr bool kInplace = false;
 
-/// A convolution of each channel alone, and one that mixes them.
+/// A depthwise convolution followed by a pointwise one.
 Layer separable(int64_t channels, int64_t stride, int64_t dilation) {
   ConvShape shape = same_size(3, stride);
   shape.padding = {dilation, dilation};
@@ -74,9 +74,9 @@ Layer make_op(Op op, int64_t channels, int64_t stride) {
 }
 
 struct CellShape {
-  int64_t before_channels;  ///< of the cell before the previous one
+  int64_t before_channels;  ///< output channels of the cell before the previous one
   int64_t previous_channels;
-  int64_t channels;  ///< of each of its states
+  int64_t channels;  ///< channels of each state
   bool reduction;
   bool previous_reduction;
 };

@@ -60,7 +60,7 @@ struct GptBlockImpl : torch::nn::Module {
         mlp_out(register_module("mlp_out", make_linear(4 * config.width, config.width, deviation_of(config)))),
         dropout(register_module("dropout", torch::nn::Dropout(config.dropout))) {}
 
-  /// Statement by statement, so that what is not needed any more goes before the next layer runs.
+  /// Reassigns `y` after every layer, so that an intermediate is freed before the next layer runs.
   torch::Tensor forward(const torch::Tensor& x) {
     torch::Tensor y = attention_norm->forward(x);
     y = qkv->forward(y);
@@ -76,7 +76,7 @@ struct GptBlockImpl : torch::nn::Module {
     return middle + y;
   }
 
-  /// From (batch, tokens, 3 width), queries, keys and values side by side, to (batch, tokens, width).
+  /// Maps concatenated queries, keys and values of shape (batch, tokens, 3 width) to (batch, tokens, width).
   torch::Tensor attend(const torch::Tensor& joined) {
     const int64_t batch = joined.size(0);
     const int64_t tokens = joined.size(1);
@@ -87,7 +87,8 @@ struct GptBlockImpl : torch::nn::Module {
     return mixed.transpose(1, 2).reshape({batch, tokens, width});
   }
 
-  /// What adds to the residual stream starts smaller, so that the sum over all layers keeps its size.
+  /// Returns the smaller initial deviation of layers that add to the residual stream, so that the sum over all layers
+  /// keeps its scale.
   static double deviation_of(const GptConfig& config) {
     return kWeightDeviation / std::sqrt(2 * static_cast<double>(config.layers));
   }
@@ -104,7 +105,7 @@ struct GptBlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(GptBlock);
 
-/// Owns the words' embedding together with the embedding node: its weight is a parameter of both.
+/// Shares the token embedding with the embedding node: its weight is a parameter of both.
 struct GptHeadImpl : torch::nn::Module {
   GptHeadImpl(const GptConfig& config, torch::nn::Embedding of_words)
       : norm(register_module("norm", make_norm(config.width))), words(register_module("words", std::move(of_words))) {}

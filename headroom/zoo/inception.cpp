@@ -31,7 +31,7 @@ class Blocks {
     return row({headroom::conv(in, out, shape), batch_norm(out, 1e-3), relu(inplace_)});
   }
 
-  /// 5x5 and double 3x3 branches; `pooled` channels from the pooling branch.
+  /// 5x5 and double 3x3 branches, and a pooling branch of `pooled` channels.
   Layer a(int64_t in, int64_t pooled) const {
     return concat({conv(in, 64), row({conv(in, 48), conv(48, 64, same_size(5))}),
                    row({conv(in, 64), conv(64, 96, same_size(3)), conv(96, 96, same_size(3))}),
@@ -61,7 +61,7 @@ class Blocks {
                    max_pool(3, 2)});
   }
 
-  /// Branches that widen: 1x3 and 3x1 side by side.
+  /// Branches that end in parallel 1x3 and 3x1 convolutions.
   Layer e(int64_t in) const {
     return concat({conv(in, 320), row({conv(in, 384), widen()}),
                    row({conv(in, 448), conv(448, 384, same_size(3)), widen()}),

@@ -14,8 +14,8 @@
 
 namespace headroom {
 
-/// What the zoo's blocks are made of: a function of one tensor, and the module that owns its parameters and buffers
-/// (null where there are none). The function takes its input over, so that a block lets go of it as soon as it can.
+/// A layer of the zoo's blocks: a function of one tensor, and the module that owns its parameters and buffers, or null if
+/// it has none. The function takes ownership of its input, so that the block can free it early.
 struct Layer {
   std::function<torch::Tensor(torch::Tensor)> forward;
   std::shared_ptr<torch::nn::Module> module;
@@ -37,37 +37,37 @@ struct ConvShape {
   bool bias = false;
 };
 
-/// A square kernel whose padding keeps the size of the image at stride 1.
+/// Returns a square kernel whose padding preserves the image size at stride 1.
 ConvShape same_size(int64_t kernel, int64_t stride = 1);
 
-/// Weights drawn as He et al. 2015 do, from the fan out.
+/// Returns a convolution with the initialization of He et al. 2015, by the fan-out.
 Layer conv(int64_t in, int64_t out, const ConvShape& shape = {});
 Layer batch_norm(int64_t channels, double epsilon = 1e-5);
 Layer linear(int64_t in, int64_t out);
 Layer dropout(double probability);
 
-/// In place it overwrites what it is given: only for values that the layer before it in the same block has made.
+/// Returns a ReLU. In place, it may only follow a layer of the same block, whose output it overwrites.
 Layer relu(bool inplace);
 Layer max_pool(int64_t kernel, int64_t stride, int64_t padding = 0);
 Layer average_pool(int64_t kernel, int64_t stride, int64_t padding = 0);
 
-/// Averages down (or repeats up) to `side` x `side` and makes a row of it.
+/// Returns an adaptive average pool to `side` x `side`, flattened.
 Layer average_to(int64_t side);
 Layer identity();
 
-/// One after the other.
+/// Returns the composition of the layers, first to last.
 Layer row(std::vector<Layer> layers);
 
-/// Side by side on the same input, their outputs joined along the channels.
+/// Returns the branches applied to the same input, with their outputs concatenated along the channels.
 Layer concat(std::vector<Layer> branches);
 
-/// body(x) + shortcut(x), added into what `body` made.
+/// Returns body(x) + shortcut(x), added in place into the output of `body`.
 Layer residual(Layer body, Layer shortcut);
 
-/// The layers, one after the other, as one node.
+/// Adds the composition of the layers as one node.
 Wire add_block(Network& network, std::string name, Wire input, std::vector<Layer> layers);
 
-/// The mean cross entropy of (batch, classes, ...) against (batch, ...) as the last node and the network's output.
+/// Adds the mean cross entropy of (batch, classes, ...) against (batch, ...) as the last node and output of the network.
 void add_loss(Network& network, Wire logits, Wire labels);
 
 }  // namespace headroom

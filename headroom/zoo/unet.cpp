@@ -14,7 +14,7 @@ Layer double_conv(int64_t in, int64_t out, bool inplace) {
               batch_norm(out), relu(inplace)});
 }
 
-/// Doubles the image's side from below, joins what the encoder had there, and convolves.
+/// Upsamples the input from below, concatenates the skip of the encoder, and convolves.
 struct DecoderImpl : torch::nn::Module {
   DecoderImpl(int64_t channels, bool inplace)
       : up(torch::nn::ConvTranspose2dOptions(2 * channels, channels, 2).stride(2)),

@@ -18,12 +18,12 @@ struct ImageEntry {
   std::string_view name;
   Network (*make)(const ImageConfig&);
   int64_t classes;
-  std::optional<double> dropout;  ///< none: it has no layer of that kind
+  std::optional<double> dropout;  ///< none if it has no dropout layer
   int64_t channels;
   int64_t image;
   int64_t smallest_image;
-  int64_t image_multiple;  ///< what the side must be a multiple of
-  bool pixel_labels;       ///< a label for every pixel rather than one for the image
+  int64_t image_multiple;  ///< the side must be a multiple of this
+  bool pixel_labels;       ///< whether every pixel has a label, instead of the image
 };
 
 template <int kLayers>
@@ -72,7 +72,7 @@ struct GptEntry {
 
 constexpr double kGptDropout = 0.1;
 
-// gpt-tiny is nobody's: for tests and demonstrations, its words are bytes.
+// gpt-tiny is unpublished, for tests and demonstrations. Its tokens are bytes.
 constexpr std::array<GptEntry, 3> kGptNetworks = {{
     {"gpt2", 12, 768, 12, 1024, 50257},
     {"gpt2-medium", 24, 1024, 16, 1024, 50257},
@@ -98,9 +98,9 @@ Entry get_entry(std::string_view name) {
   throw InvalidInput("there is no network " + quote(name) + "; there are " + known);
 }
 
-int64_t at_least_one(std::string_view network, const std::string& what, int64_t value) {
+int64_t at_least_one(std::string_view network, const std::string& option, int64_t value) {
   if (value < 1)
-    throw InvalidInput("network " + quote(network) + ": " + what + " must be at least 1, found " +
+    throw InvalidInput("network " + quote(network) + ": " + option + " must be at least 1, found " +
                        std::to_string(value));
   return value;
 }
@@ -161,7 +161,7 @@ Tensors sample(const GptEntry& entry, const ZooOptions& options, int64_t batch, 
   if (tokens < 1 || tokens > config.tokens)
     throw InvalidInput("network " + quote(entry.name) + " takes 1 to " + std::to_string(config.tokens) +
                        " tokens, found " + std::to_string(tokens));
-  // One more, so that each token's target is the one after it.
+  // One more token, because the target of each token is the next one.
   const torch::Tensor text = torch::randint(config.vocabulary, {batch, tokens + 1}, random, torch::kLong);
   return {text.slice(1, 0, tokens).contiguous(), text.slice(1, 1).contiguous()};
 }

@@ -9,27 +9,26 @@
 
 namespace headroom {
 
-/// What may be changed in a network of the zoo. Whatever is left out is as published.
+/// The options of a network of the zoo. An option without a value is as published.
 struct ZooOptions {
-  std::optional<int64_t> classes = std::nullopt;  ///< of the networks on images
+  std::optional<int64_t> classes = std::nullopt;  ///< number of classes of an image network
   std::optional<double> dropout = std::nullopt;   ///< in [0, 1); a network without dropout takes only 0
-  bool inplace_relu = true;  ///< ReLUs on a block's own values overwrite them; DARTS and GPT have none such
+  bool inplace_relu = true;  ///< ReLUs on a block's own values overwrite them; DARTS and GPT have none
 
-  // Of the GPTs.
+  // Options of the GPTs.
   std::optional<int64_t> layers = std::nullopt;
   std::optional<int64_t> width = std::nullopt;  ///< a multiple of `heads`
   std::optional<int64_t> heads = std::nullopt;
-  std::optional<int64_t> tokens = std::nullopt;  ///< the longest sequence
+  std::optional<int64_t> tokens = std::nullopt;  ///< maximum length of a sequence
   std::optional<int64_t> vocabulary = std::nullopt;
 };
 
-/// The names that the functions below know.
+/// Returns the names that the functions below accept.
 std::span<const std::string_view> zoo_names();
 
-/// A network of the papers, with weights drawn from torch's default generator: torch::manual_seed makes them repeat.
-/// Its inputs are `images` and `labels`, or `tokens` and `targets`; its one output, that of its last node, is the mean
-/// cross entropy. Auxiliary heads are left out, and so is DARTS' drop path. The nodes are the stages that papers on
-/// checkpointing plan with:
+/// Builds a published network with weights drawn from torch's default generator, which torch::manual_seed seeds. Its
+/// inputs are `images` and `labels`, or `tokens` and `targets`. Its only output, that of the last node, is the mean cross
+/// entropy. Auxiliary heads and DARTS' drop path are omitted. The nodes are the stages that papers on checkpointing use:
 ///
 ///   alexnet vgg11 vgg13 vgg16 vgg19                  chain  conv + ReLU, pool, linear (+ ReLU + dropout)
 ///   resnet18 resnet34 resnet50 resnet101 resnet152   chain  stem, pool, a node per residual block, head
@@ -40,13 +39,13 @@ std::span<const std::string_view> zoo_names();
 ///   unet                                             DAG    a node per encoder and decoder block, head
 ///   gpt2 gpt2-medium gpt-tiny                        chain  embedding, a node per block, final norm with the tied head
 ///
-/// and the loss at the end. Throws InvalidInput for a name not in zoo_names() or an option that does not suit.
+/// and the loss at the end. Throws InvalidInput for a name not in zoo_names() or an option that does not apply.
 Network make_zoo_network(std::string_view name, const ZooOptions& options = {});
 
-/// Random inputs for make_zoo_network(name, options), in the order of its inputs. `size` is the side of the square
-/// images or the number of tokens in a sequence; 0 is the published size. They are the same on every device, and
-/// torch's default generators are left as they are. Throws InvalidInput, also for a batch or size that the network
-/// cannot take; a norm over a single value is torch's to refuse (a batch of one whose images shrink to a pixel).
+/// Returns random inputs for make_zoo_network(name, options), in the order of its inputs. `size` is the side of the square
+/// images or the number of tokens in a sequence; 0 is the published size. The inputs are the same on every device, and
+/// torch's default generators do not change. Throws InvalidInput, also for a batch or size that the network cannot take.
+/// The one exception: torch refuses a norm over a single value, as in a batch of one whose images shrink to a pixel.
 Tensors zoo_sample(std::string_view name, const ZooOptions& options, int64_t batch, int64_t size = 0,
                    torch::Device device = torch::kCPU, uint64_t seed = 0);
 

@@ -1,4 +1,4 @@
-// The block of data in the page: headroom.report/1 of docs/report.md.
+// The data block of the page, headroom.report/1, as docs/report.md defines it.
 
 export interface ReportData {
   format: string;
@@ -50,16 +50,16 @@ export interface Measured {
   identical_to_plain: boolean | null;
 }
 
-/** The data with what the page's parts ask of it. */
+/** The data of the page with the indices and sums that its parts share. */
 export class Report {
   readonly runCount: number;
   readonly peakRun: number;
-  /** The first run of backward; the number of runs where there is none. */
+  /** The first run of backward, or the number of runs if there is none. */
   readonly firstBackward: number;
-  /** By value, the copies of it, in order: positions in `lives`. */
+  /** For each value, its copies as indices into `lives`, in order of time. */
   readonly livesOf: number[][];
-  readonly againNs: number;
-  readonly againRuns: number;
+  readonly rerunNs: number;
+  readonly rerunCount: number;
 
   constructor(readonly data: ReportData) {
     const { runs, ops, values, lives } = data;
@@ -71,22 +71,22 @@ export class Report {
     this.firstBackward = backward < 0 ? this.runCount : backward;
     this.livesOf = values.name.map(() => []);
     lives.value.forEach((value, life) => this.livesOf[value].push(life));
-    let againNs = 0;
-    let againRuns = 0;
+    let rerunNs = 0;
+    let rerunCount = 0;
     runs.op.forEach((op, run) => {
       if (runs.again[run] !== 1) return;
-      againNs += ops.time_ns[op];
-      againRuns++;
+      rerunNs += ops.time_ns[op];
+      rerunCount++;
     });
-    this.againNs = againNs;
-    this.againRuns = againRuns;
+    this.rerunNs = rerunNs;
+    this.rerunCount = rerunCount;
   }
 
   opOf(run: number): number {
     return this.data.runs.op[run];
   }
 
-  /** The module of an op, or "". */
+  /** Returns the module of an op, or an empty text. */
   moduleOf(op: number): string {
     return this.data.ops.module[op] ?? "";
   }
@@ -95,29 +95,29 @@ export class Report {
     return this.data.ops.source[op] ?? "";
   }
 
-  /** The copies in memory during a run, largest first. */
-  aliveDuring(run: number): number[] {
+  /** Returns the copies that are live during a run, largest first. */
+  liveDuring(run: number): number[] {
     const { lives, values } = this.data;
-    const found: number[] = [];
+    const live: number[] = [];
     for (let life = 0; life < lives.value.length; life++)
-      if (lives.from[life] <= run && run <= lives.to[life]) found.push(life);
+      if (lives.from[life] <= run && run <= lives.to[life]) live.push(life);
     const bytes = (life: number): number => values.bytes[lives.value[life]];
-    return found.sort((a, b) => bytes(b) - bytes(a) || a - b);
+    return live.sort((a, b) => bytes(b) - bytes(a) || a - b);
   }
 
-  /** Whether a copy is of a run that computes again. */
-  isAgain(life: number): boolean {
+  /** Returns whether a rerun computed this copy. */
+  isRecomputed(life: number): boolean {
     const { lives, runs, values } = this.data;
     return values.resident[lives.value[life]] === 0 && runs.again[lives.from[life]] === 1;
   }
 
-  /** Whether a copy is made in forward, first, and still there when backward begins. */
-  isKept(life: number): boolean {
+  /** Returns whether this copy was computed in forward, by a first run, and is live when backward begins. */
+  isSaved(life: number): boolean {
     const { lives } = this.data;
-    return !this.isAgain(life) && lives.from[life] < this.firstBackward && lives.to[life] >= this.firstBackward;
+    return !this.isRecomputed(life) && lives.from[life] < this.firstBackward && lives.to[life] >= this.firstBackward;
   }
 
-  /** The bound on the time of plans with at most this peak. */
+  /** Returns the lower bound on the time of plans with at most this peak, or 0 if none is known. */
   boundFor(peakBytes: number): number {
     let bound = 0;
     for (const [bytes, ns] of this.data.fronts.bounds) if (bytes >= peakBytes) bound = Math.max(bound, ns);

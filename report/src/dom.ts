@@ -1,4 +1,4 @@
-// Small helpers. Text from the data goes through textContent only.
+// Helpers for elements. Text of the data becomes text nodes only, never markup.
 
 type Child = Node | string;
 
@@ -7,38 +7,38 @@ export function element<K extends keyof HTMLElementTagNameMap>(
   className = "",
   ...children: Child[]
 ): HTMLElementTagNameMap[K] {
-  const made = document.createElement(tag);
-  if (className !== "") made.className = className;
-  made.append(...children);
-  return made;
+  const node = document.createElement(tag);
+  if (className !== "") node.className = className;
+  node.append(...children);
+  return node;
 }
 
 export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
-  const found = document.getElementById(id);
-  if (found === null) throw new Error(`the page has no element #${id}`);
-  return found as T;
+  const node = document.getElementById(id);
+  if (node === null) throw new Error(`the page has no element #${id}`);
+  return node as T;
 }
 
-/** A name in full as its title, shown with its middle left out where it is long. */
+/** Returns a shortened name with the full name as its tooltip. */
 export function nameTag(shown: string, full: string, className = "name"): HTMLElement {
   const tag = element("span", className, shown);
   if (shown !== full) tag.title = full.slice(0, 1000);
   return tag;
 }
 
-/** Before anything else listens to printing, so that all of it finds out in time. */
+/** Must be called before other listeners of print events are added, because they call isOnPaper(). */
 export function watchPrinting(): void {
   const { dataset } = document.documentElement;
   window.addEventListener("beforeprint", () => (dataset["paper"] = "true"));
   window.addEventListener("afterprint", () => delete dataset["paper"]);
 }
 
-/** Whether the page is being printed. */
+/** Returns whether the page is being printed. */
 export function isOnPaper(): boolean {
   return document.documentElement.dataset["paper"] !== undefined;
 }
 
-/** What a colour of style.css is now. */
+/** Returns the current value of a colour of style.css. */
 export function colour(name: string): string {
   const probe = element("span");
   probe.style.color = `var(--${name})`;

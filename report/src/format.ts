@@ -1,6 +1,6 @@
-// Numbers for people, as the command line writes them.
+// Formats numbers as the command line does.
 
-/** In the first unit in which it is less than `step`, after rounding to hundredths. */
+/** Formats an amount in the first unit in which it is less than `step` when rounded to hundredths. */
 function inUnits(amount: number, units: string[], step: number): string {
   if (amount < 0) return `-${inUnits(-amount, units, step)}`;
   if (amount < step) return `${amount} ${units[0]}`;
@@ -21,13 +21,13 @@ export function formatNs(ns: number): string {
   return inUnits(ns, ["ns", "us", "ms", "s"], 1000);
 }
 
-/** The same without decimals that say nothing, for the marks of an axis `span` long. */
+/** Formats a mark of an axis of length `span`, without trailing zeros. */
 export function axisNs(ns: number, span: number): string {
   const [unit, size] = span < 5e3 ? ["ns", 1] : span < 5e6 ? ["us", 1e3] : span < 1e9 ? ["ms", 1e6] : ["s", 1e9];
   return `${+(ns / (size as number)).toPrecision(6)} ${unit}`;
 }
 
-/** A mark of an axis whose marks are `step` apart. */
+/** Formats a mark of an axis whose marks are `step` apart. */
 export function axisBytes(bytes: number, step: number): string {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   const unit = bytes < 1024 ? 0 : Math.min(units.length - 1, Math.floor(Math.log2(bytes) / 10));
@@ -40,21 +40,21 @@ export function percent(part: number, whole: number, digits = 0): string {
   return whole === 0 ? "-" : `${((100 * part) / whole).toFixed(digits)} %`;
 }
 
-/** "+12.5 %", from `base` to `amount`. */
+/** Returns the change from `base` to `amount`, such as "+12.5 %". */
 export function change(amount: number, base: number): string {
   if (base === 0) return "";
   const difference = 100 * (amount / base - 1);
   return `${difference < 0 ? "\u2212" : "+"}${Math.abs(difference).toFixed(1)} %`;
 }
 
-export function count(amount: number, one: string, many = `${one}s`): string {
-  return `${amount.toLocaleString("en")} ${amount === 1 ? one : many}`;
+export function count(amount: number, singular: string, plural = `${singular}s`): string {
+  return `${amount.toLocaleString("en")} ${amount === 1 ? singular : plural}`;
 }
 
-/** A name of bounded length: the middle of a long one is left out. */
-export function shorten(name: string, most = 60): string {
-  const characters = Array.from(name.length > 4 * most ? name.slice(0, 2 * most) + name.slice(-2 * most) : name);
-  if (characters.length <= most && name.length <= 4 * most) return name;
-  const half = Math.floor((most - 1) / 2);
+/** Returns the name with its middle left out if it is longer than `max` characters. */
+export function shorten(name: string, max = 60): string {
+  const characters = Array.from(name.length > 4 * max ? name.slice(0, 2 * max) + name.slice(-2 * max) : name);
+  if (characters.length <= max && name.length <= 4 * max) return name;
+  const half = Math.floor((max - 1) / 2);
   return `${characters.slice(0, half).join("")}\u2026${characters.slice(-half).join("")}`;
 }

@@ -1,6 +1,6 @@
 import uPlot from "uplot";
 import type { Report } from "./data";
-import { byId, colour, element } from "./dom";
+import { byId, colour, element, legendItem } from "./dom";
 import { axisBytes, axisNs, change, count, formatBytes, formatNs, percent } from "./format";
 import type { View } from "./view";
 
@@ -14,7 +14,7 @@ const kChosen = "this plan";
 const kColours = 10;
 const kNearPixels = 24;
 
-/** The fronts of all planners, the plan of this report among them, and the bound. */
+/** The fronts of all planners, the plan of this report and the lower bound. */
 export class FrontsChart {
   private readonly box = byId("fronts");
   private readonly points: Point[];
@@ -38,15 +38,15 @@ export class FrontsChart {
     this.readOut();
     this.box.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => this.resize()).observe(this.box);
-    view.onChange((what) => {
-      if (what === "theme") this.rebuild();
+    view.onChange((changed) => {
+      if (changed === "theme") this.rebuild();
     });
     const reasons = new Map<string, string[]>();
     for (const { planner, why } of data.fronts.left_out) reasons.set(why, [...(reasons.get(why) ?? []), planner]);
     const notes = [...reasons].map(([why, planners]) => `${planners.join(", ")} (${why})`);
-    const slow = this.points.filter((point) => point.ns > this.mostNs()).length;
-    if (slow > 0) notes.unshift(`${count(slow, "plan")} slower than ${formatNs(this.mostNs())}, which the keys reach`);
-    if (notes.length > 0) byId("fronts-left-out").textContent = `Not here: ${notes.join("; ")}.`;
+    const slow = this.points.filter((point) => point.ns > this.maxNs()).length;
+    if (slow > 0) notes.unshift(`${count(slow, "plan")} slower than ${formatNs(this.maxNs())}, which the arrow keys reach`);
+    if (notes.length > 0) byId("fronts-left-out").textContent = `Not shown: ${notes.join("; ")}.`;
   }
 
   private colourOf(planner: string): string {
@@ -66,7 +66,7 @@ export class FrontsChart {
     tables.push([bound.map(([bytes]) => bytes), bound.map(([, ns]) => ns)]);
     const axis = { stroke: colour("faint"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("grid") } };
     const [left, right] = this.range(this.points.map((point) => point.bytes));
-    const [bottom, top] = this.range([...bound.map(([, ns]) => ns), ...this.points.map(({ ns }) => Math.min(ns, this.mostNs()))]);
+    const [bottom, top] = this.range([...bound.map(([, ns]) => ns), ...this.points.map(({ ns }) => Math.min(ns, this.maxNs()))]);
     const options: uPlot.Options = {
       ...this.size(),
       legend: { show: false },
@@ -90,7 +90,7 @@ export class FrontsChart {
             stroke,
             width: planner === "auto" ? 2.5 : 1.25,
             spanGaps: true,
-            paths: uPlot.paths.stepped!({ align: 1 }), // Up to the next plan's peak this one is the best.
+            paths: uPlot.paths.stepped!({ align: 1 }), // A plan is the best one up to the peak of the next.
             points: { show: true, size: points.length === 1 ? 9 : planner === "auto" ? 6 : 5, fill: stroke, stroke },
           };
         }),
@@ -99,7 +99,7 @@ export class FrontsChart {
           width: 1.5,
           dash: [3, 4],
           spanGaps: true,
-          paths: uPlot.paths.stepped!({ align: -1 }), // A bound for a peak holds for smaller ones.
+          paths: uPlot.paths.stepped!({ align: -1 }), // A bound for a peak holds for smaller peaks.
           points: { show: bound.length === 1 },
         },
       ],
@@ -113,16 +113,16 @@ export class FrontsChart {
     return plot;
   }
 
-  /** One very slow plan would press all others to the bottom. */
-  private mostNs(): number {
+  /** Returns the largest time on the axis, so that one very slow plan does not press the others to the bottom. */
+  private maxNs(): number {
     return Math.max(this.report.data.time_ns, 2 * this.report.data.store_all_time_ns);
   }
 
   private range(amounts: number[]): [number, number] {
-    const least = Math.min(...amounts);
-    const most = Math.max(...amounts);
-    const margin = most > least ? (most - least) * 0.07 : most * 0.1 + 1;
-    return [Math.max(0, least - margin), most + margin];
+    const min = Math.min(...amounts);
+    const max = Math.max(...amounts);
+    const margin = max > min ? (max - min) * 0.07 : max * 0.1 + 1;
+    return [Math.max(0, min - margin), max + margin];
   }
 
   private size(): { width: number; height: number } {
@@ -185,22 +185,22 @@ export class FrontsChart {
 
   private nearest(plot: uPlot, event: MouseEvent): number | undefined {
     const box = plot.over.getBoundingClientRect();
-    let best: number | undefined;
-    let least = kNearPixels ** 2;
+    let nearest: number | undefined;
+    let minDistance = kNearPixels ** 2;
     this.points.forEach((point, position) => {
       if (!this.isShown(point)) return;
       const [x, y] = this.place(plot, point);
       const distance = (event.clientX - box.left - x) ** 2 + (event.clientY - box.top - y) ** 2;
-      if (distance >= least) return;
-      least = distance;
-      best = position;
+      if (distance >= minDistance) return;
+      minDistance = distance;
+      nearest = position;
     });
-    return best;
+    return nearest;
   }
 
   private click(plot: uPlot, event: MouseEvent): void {
-    const found = this.nearest(plot, event);
-    if (found !== undefined) this.choose(found);
+    const position = this.nearest(plot, event);
+    if (position !== undefined) this.choose(position);
   }
 
   private key(event: KeyboardEvent): void {
@@ -233,16 +233,11 @@ export class FrontsChart {
       });
       return item;
     });
-    const still = (kind: string, name: string, text: string): HTMLElement => {
-      const swatch = element("span", `swatch ${kind}`);
-      swatch.style.setProperty("--swatch", `var(--${name})`);
-      return element("span", "legend-item", swatch, text);
-    };
     byId("fronts-legend").replaceChildren(
-      still("dot", "predicted", kChosen),
+      legendItem("dot", "predicted", kChosen),
       ...items,
-      still("dashed", "bound", "no plan in base order is faster"),
-      ...(this.report.data.budget_bytes === null ? [] : [still("dashed", "budget", "budget")]),
+      legendItem("dashed", "bound", "lower bound of plans in base order"),
+      ...(this.report.data.budget_bytes === null ? [] : [legendItem("dashed", "budget", "budget")]),
     );
   }
 
@@ -250,15 +245,15 @@ export class FrontsChart {
     const { data } = this.report;
     const point = this.points[this.chosen];
     const line = element("p", "", element("span", "strong", point.planner));
-    line.append(`: peak ${formatBytes(point.bytes)}, ${percent(point.bytes, data.store_all_peak_bytes)} of plain training; `);
+    line.append(`: peak ${formatBytes(point.bytes)}, ${percent(point.bytes, data.store_all_peak_bytes)} of store-all's; `);
     line.append(`time ${formatNs(point.ns)} (${change(point.ns, data.store_all_time_ns)})`);
     const bound = this.report.boundFor(point.bytes);
-    if (bound > 0 && point.ns <= bound) line.append("; no plan in base order with this peak is faster");
-    else if (bound > 0) line.append(`; ${change(point.ns, bound)} above what no plan in base order with this peak can beat, ${formatNs(bound)}`);
+    if (bound > 0 && point.ns <= bound) line.append("; meets the lower bound of plans in base order");
+    else if (bound > 0) line.append(`; ${change(point.ns, bound)} above the lower bound of plans in base order, ${formatNs(bound)}`);
     if (this.chosen > 0) {
       const same = point.bytes === data.peak_bytes && point.ns === data.time_ns;
       const difference = `${change(point.bytes, data.peak_bytes)} memory, ${change(point.ns, data.time_ns)} time`;
-      line.append(same ? "; the same figures as this plan" : `; against this plan ${difference}`);
+      line.append(same ? "; same peak and time as this plan" : `; compared with this plan: ${difference}`);
     }
     const readout = byId("fronts-readout");
     readout.dataset["planner"] = point.planner;
@@ -266,9 +261,9 @@ export class FrontsChart {
   }
 }
 
-function evenSplits(from: number, to: number, most: number): number[] {
+function evenSplits(from: number, to: number, max: number): number[] {
   let step = 1;
-  while ((to - from) / step > most) step *= 2;
+  while ((to - from) / step > max) step *= 2;
   const marks: number[] = [];
   for (let mark = Math.ceil(from / step) * step; mark <= to; mark += step) marks.push(mark);
   return marks;

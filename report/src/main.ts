@@ -26,7 +26,7 @@ function setUpThemes(view: View): void {
     apply();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view.themeChanged());
-  // Paper is white, and has a width of its own to which the charts are drawn anew.
+  // Paper is white and has its own width, for which the charts are redrawn.
   window.addEventListener("beforeprint", () => {
     root.dataset["theme"] = "light";
     view.themeChanged();
@@ -57,11 +57,12 @@ function show(): void {
   document.title = `${shorten(data.name, 40)} \u2013 headroom`;
   byId("title").textContent = shorten(data.name, 60);
   byId("summary").textContent =
-    `A training step in ${formatBytes(data.peak_bytes)}, ${percent(data.peak_bytes, data.store_all_peak_bytes)} of what ` +
-    `plain training takes, ${change(data.time_ns, data.store_all_time_ns)} time: ` +
+    `A training step with a peak of ${formatBytes(data.peak_bytes)}, ` +
+    `${percent(data.peak_bytes, data.store_all_peak_bytes)} of store-all's, and ` +
+    `${change(data.time_ns, data.store_all_time_ns)} time: ` +
     `${count(data.ops.name.length, "op")}, ${count(data.values.name.length, "value")}, ${count(data.steps, "step")}.`;
   watchPrinting();
-  byId("footer").textContent = "Made by headroom. This file needs nothing else, and asks nothing of the network.";
+  byId("footer").textContent = "Written by headroom. This file is self-contained and makes no network requests.";
   showFigures(report);
   showPeak(report);
   showReruns(report);
@@ -74,7 +75,7 @@ function show(): void {
     setUpThemes(view);
   }
   document.documentElement.dataset["ready"] = "true";
-  // After the charts, which are drawn in the next frame.
+  // The charts are drawn in the next frame; the mark comes after it.
   requestAnimationFrame(() => setTimeout(() => performance.mark("drawn")));
 }
 

@@ -4,9 +4,9 @@ import { byId, colour, element, legendItem, nameTag } from "./dom";
 import { axisBytes, axisNs, change, count, formatBytes, formatNs, percent, shorten } from "./format";
 import type { View } from "./view";
 
-const kAliveShown = 8;
+const kLiveShown = 8;
 
-/** Memory during every run: predicted, measured, and of plain training at the same point of the work. */
+/** Memory during every run: predicted, measured, and that of store-all at the same op. */
 export class MemoryChart {
   private readonly box = byId("memory");
   private readonly marker = element("div", "marker");
@@ -25,17 +25,17 @@ export class MemoryChart {
       event.preventDefault();
     });
     new ResizeObserver(() => this.resize()).observe(this.box);
-    view.onChange((what) => {
-      if (what === "theme") this.rebuild();
-      if (what === "range") this.showRange();
-      if (what !== "run") return;
+    view.onChange((changed) => {
+      if (changed === "theme") this.rebuild();
+      if (changed === "range") this.showRange();
+      if (changed !== "run") return;
       this.readOut();
       this.placeMarker(this.plot);
     });
     this.readOut();
   }
 
-  /** After the axis stands for something else. */
+  /** Draws the chart again after a change of theme or unit. */
   rebuild(): void {
     this.plot.destroy();
     this.plot = this.makePlot();
@@ -44,7 +44,7 @@ export class MemoryChart {
 
   private makePlot(): uPlot {
     const { runs, measured } = this.report.data;
-    // The last value once more, so that the last run is as wide as the others.
+    // The last value is repeated so that the last run is as wide as the others.
     const closed = (bytes: number[]): number[] => [...bytes, bytes[bytes.length - 1]];
     const data: uPlot.AlignedData = [
       Array.from(this.view.edges),
@@ -101,8 +101,8 @@ export class MemoryChart {
 
   private top(): number {
     const { budget_bytes, peak_bytes, store_all_peak_bytes, measured } = this.report.data;
-    const most = Math.max(budget_bytes ?? 0, peak_bytes, store_all_peak_bytes, measured?.peak_bytes ?? 0, 1);
-    return most * 1.08;
+    const max = Math.max(budget_bytes ?? 0, peak_bytes, store_all_peak_bytes, measured?.peak_bytes ?? 0, 1);
+    return max * 1.08;
   }
 
   private size(): { width: number; height: number } {
@@ -121,7 +121,7 @@ export class MemoryChart {
   }
 
   private wheel(event: WheelEvent): void {
-    if (!event.ctrlKey) return; // Without it the page scrolls.
+    if (!event.ctrlKey) return; // Without Ctrl the page scrolls.
     event.preventDefault();
     this.view.zoom(event.deltaY < 0 ? 0.8 : 1.25);
   }
@@ -150,7 +150,7 @@ export class MemoryChart {
     this.marker.style.width = `${Math.max(to - from, 1)}px`;
   }
 
-  /** Backward and recomputation, behind the curves. A pixel is one or the other, however many runs it stands for. */
+  /** Shades backward and recomputation behind the curves, as one band for each stretch of runs of the same kind. */
   private shade(plot: uPlot): void {
     const { runs, ops } = this.report.data;
     const { left, top, width, height } = plot.bbox;
@@ -169,10 +169,10 @@ export class MemoryChart {
     };
     const last = view.runAt(view.to);
     for (let run = view.runAt(view.from); run <= last; run++) {
-      const here = kindOf(run);
-      if (here === kind) continue;
+      const nextKind = kindOf(run);
+      if (nextKind === kind) continue;
       paint(Math.max(0, Math.round((view.edges[run] - view.from) * scale)));
-      kind = here;
+      kind = nextKind;
     }
     paint(width);
   }
@@ -203,10 +203,10 @@ export class MemoryChart {
     byId("memory-legend").replaceChildren(
       legendItem("line", "predicted", "predicted"),
       ...(data.measured === null ? [] : [legendItem("line", "measured", "measured")]),
-      legendItem("box", "store-all-fill", "plain training (store-all) at the same op"),
+      legendItem("box", "store-all-fill", "store-all (no recomputation) at the same op"),
       ...(data.budget_bytes === null ? [] : [legendItem("dashed", "budget", "budget")]),
       legendItem("box", "backward", "backward"),
-      legendItem("box", "again-band", "computed again"),
+      legendItem("box", "again-band", "recomputation"),
     );
   }
 
@@ -218,7 +218,7 @@ export class MemoryChart {
     const op = report.opOf(run);
     const kinds = [
       data.ops.backward[op] === 1 ? "backward" : "forward",
-      ...(data.runs.again[run] === 1 ? ["computed again"] : []),
+      ...(data.runs.again[run] === 1 ? ["recomputation"] : []),
       ...(data.runs.over[run] >= 0 ? ["in place"] : []),
     ];
     const name = data.ops.name[op];
@@ -239,19 +239,19 @@ export class MemoryChart {
       const measured = data.measured.moment_bytes[run];
       fact("measured", `${formatBytes(measured)} (${change(measured, moment)})`, "fact-measured");
     }
-    fact("plain training here", formatBytes(data.runs.store_all_bytes[run]), "fact-store-all");
-    if (data.budget_bytes !== null) fact("of the budget", percent(moment, data.budget_bytes, 1), "fact-budget");
-    fact("after it", formatBytes(data.runs.after_bytes[run]), "fact-after");
+    fact("store-all at this op", formatBytes(data.runs.store_all_bytes[run]), "fact-store-all");
+    if (data.budget_bytes !== null) fact("share of budget", percent(moment, data.budget_bytes, 1), "fact-budget");
+    fact("after this op", formatBytes(data.runs.after_bytes[run]), "fact-after");
 
-    const alive = report.aliveDuring(run);
-    const list = element("p", "alive", `${count(alive.length, "value")} in memory: `);
-    alive.slice(0, kAliveShown).forEach((life, position) => {
+    const live = report.liveDuring(run);
+    const list = element("p", "live", `${count(live.length, "live value")}: `);
+    live.slice(0, kLiveShown).forEach((life, position) => {
       const value = data.lives.value[life];
       const valueName = data.values.name[value];
       if (position > 0) list.append(", ");
       list.append(nameTag(shorten(valueName, 40), valueName), ` ${formatBytes(data.values.bytes[value])}`);
     });
-    if (alive.length > kAliveShown) list.append(` and ${count(alive.length - kAliveShown, "more", "more")}`);
+    if (live.length > kLiveShown) list.append(` and ${count(live.length - kLiveShown, "more", "more")}`);
     if (data.ops.workspace_bytes[op] !== 0) list.append(`; workspace ${formatBytes(data.ops.workspace_bytes[op])}`);
     const readout = byId("memory-readout");
     readout.dataset["run"] = String(run);
@@ -259,7 +259,7 @@ export class MemoryChart {
   }
 }
 
-/** Multiples of a power of two up to `top`, at most eight. */
+/** Returns at most eight multiples of a power of two, up to `top`. */
 export function splitBytes(top: number): number[] {
   let step = 1;
   while (top / step > 7) step *= 2;

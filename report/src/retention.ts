@@ -4,10 +4,10 @@ import { count, formatBytes, shorten } from "./format";
 import type { View } from "./view";
 
 const kRowHeight = 18;
-const kRowsInSight = 22;
+const kVisibleRows = 22;
 const kRowsOnPaper = 44;
 
-/** Values against ops. Only the rows in sight are drawn, so that its speed does not depend on how many there are. */
+/** A map of the lifetimes of values. It draws visible rows only, so that its speed does not depend on their number. */
 export class RetentionMap {
   private readonly box = byId("map");
   private readonly scroller = element("div", "map-scroller");
@@ -18,10 +18,13 @@ export class RetentionMap {
   private readonly marker = element("div", "marker");
   private readonly search = byId<HTMLInputElement>("map-search");
   private readonly filter = byId<HTMLSelectElement>("map-filter");
-  /** All values that are not resident, largest first, and those of them that are asked for. */
+  /** All values that are not resident, largest first. */
   private readonly all: number[];
+  /** For each value, the text that the search looks in. */
   private readonly texts: string[];
+  /** The values that pass the filter and the search. */
   private rows: number[] = [];
+  /** The position of the selected value in `rows`. */
   private row = 0;
   private frame = 0;
 
@@ -53,12 +56,12 @@ export class RetentionMap {
     this.search.addEventListener("input", () => this.choose());
     this.filter.addEventListener("change", () => this.choose());
     new ResizeObserver(() => this.redrawSoon()).observe(this.box);
-    view.onChange((what) => {
-      if (what === "run") this.readOut();
-      if (what === "run") this.placeMarker();
-      if (what === "range") this.redrawSoon();
-      if (what !== "theme") return;
-      // At once: printing does not wait for a frame.
+    view.onChange((changed) => {
+      if (changed === "run") this.readOut();
+      if (changed === "run") this.placeMarker();
+      if (changed === "range") this.redrawSoon();
+      if (changed !== "theme") return;
+      // Printing does not wait for a frame.
       this.setHeight();
       this.draw();
     });
@@ -66,12 +69,12 @@ export class RetentionMap {
   }
 
   private choose(): void {
-    const wanted = this.search.value.trim().toLowerCase();
+    const query = this.search.value.trim().toLowerCase();
     const kind = this.filter.value;
     this.rows = this.all.filter((value) => {
-      if (wanted !== "" && !this.texts[value].includes(wanted)) return false;
-      if (kind === "kept") return this.report.livesOf[value].some((life) => this.report.isKept(life));
-      if (kind === "again") return this.report.livesOf[value].some((life) => this.report.isAgain(life));
+      if (query !== "" && !this.texts[value].includes(query)) return false;
+      if (kind === "kept") return this.report.livesOf[value].some((life) => this.report.isSaved(life));
+      if (kind === "again") return this.report.livesOf[value].some((life) => this.report.isRecomputed(life));
       return true;
     });
     this.row = 0;
@@ -82,12 +85,12 @@ export class RetentionMap {
   }
 
   private setHeight(): void {
-    const shown = Math.min(this.rows.length, isOnPaper() ? kRowsOnPaper : kRowsInSight);
+    const shown = Math.min(this.rows.length, isOnPaper() ? kRowsOnPaper : kVisibleRows);
     this.scroller.style.height = `${Math.max(3, shown) * kRowHeight}px`;
     this.space.style.height = `${Math.max(this.rows.length, 1) * kRowHeight}px`;
     const first = Math.floor(this.scroller.scrollTop / kRowHeight);
-    const found = `${this.rows.length.toLocaleString("en")} of ${count(this.all.length, "value")}`;
-    byId("map-paper").textContent = `${found}, largest first; here ${first + 1} to ${first + shown}.`;
+    const counts = `${this.rows.length.toLocaleString("en")} of ${count(this.all.length, "value")}`;
+    byId("map-paper").textContent = `${counts}, largest first; here ${first + 1} to ${first + shown}.`;
   }
 
   private redrawSoon(): void {
@@ -130,7 +133,7 @@ export class RetentionMap {
         return label;
       }),
     );
-    if (this.rows.length === 0) this.labels.append(element("div", "map-label faint", "no such value"));
+    if (this.rows.length === 0) this.labels.append(element("div", "map-label faint", "no matching value"));
   }
 
   private drawRows(context: CanvasRenderingContext2D, shown: number[], first: number, width: number): void {
@@ -164,9 +167,9 @@ export class RetentionMap {
         }
         before = right;
         if (right < 0 || left > width) continue;
-        context.fillStyle = this.report.isAgain(life)
+        context.fillStyle = this.report.isRecomputed(life)
           ? colours.again
-          : this.report.isKept(life)
+          : this.report.isSaved(life)
             ? colours.kept
             : colours.brief;
         context.fillRect(left, top + 3, Math.max(right - left, 2), kRowHeight - 6);
@@ -207,8 +210,8 @@ export class RetentionMap {
     const moves: Record<string, number> = {
       ArrowUp: -1,
       ArrowDown: 1,
-      PageUp: -kRowsInSight,
-      PageDown: kRowsInSight,
+      PageUp: -kVisibleRows,
+      PageDown: kVisibleRows,
     };
     if (event.key in moves) this.selectRow(this.row + moves[event.key]);
     else if (!this.view.handleKey(event)) return;
@@ -217,10 +220,10 @@ export class RetentionMap {
 
   private makeLegend(): void {
     byId("map-legend").replaceChildren(
-      legendItem("box", "kept", "kept from forward for backward"),
-      legendItem("box", "brief", "only in one of them"),
+      legendItem("box", "kept", "saved for backward"),
+      legendItem("box", "brief", "used in one phase only"),
       legendItem("dashed", "gap", "dropped"),
-      legendItem("box", "again", "made again"),
+      legendItem("box", "again", "recomputed"),
     );
   }
 
@@ -228,23 +231,23 @@ export class RetentionMap {
     const { report } = this;
     const { data } = report;
     const readout = byId("map-readout");
-    const found = element("span", "faint", `${this.rows.length.toLocaleString("en")} of ${count(this.all.length, "value")}`);
-    found.id = "map-count";
-    if (this.rows.length === 0) return readout.replaceChildren(element("p", "", found));
+    const counts = element("span", "faint", `${this.rows.length.toLocaleString("en")} of ${count(this.all.length, "value")}`);
+    counts.id = "map-count";
+    if (this.rows.length === 0) return readout.replaceChildren(element("p", "", counts));
     const value = this.rows[this.row];
     const name = data.values.name[value];
     const copies = report.livesOf[value];
-    const maker = report.opOf(data.lives.from[copies[0]]);
+    const producer = report.opOf(data.lives.from[copies[0]]);
     const line = element("p", "", nameTag(shorten(name), name, "name strong"));
     line.append(`, ${formatBytes(data.values.bytes[value])}, of `);
-    line.append(nameTag(shorten(data.ops.name[maker]), data.ops.name[maker]));
-    const module = report.moduleOf(maker);
+    line.append(nameTag(shorten(data.ops.name[producer]), data.ops.name[producer]));
+    const module = report.moduleOf(producer);
     if (module !== "") line.append(" in ", nameTag(shorten(module), module));
-    const alive = copies.some((life) => data.lives.from[life] <= this.view.run && this.view.run <= data.lives.to[life]);
+    const live = copies.some((life) => data.lives.from[life] <= this.view.run && this.view.run <= data.lives.to[life]);
     const spans = copies.map((life) => `${data.lives.from[life] + 1}\u2013${data.lives.to[life] + 1}`);
-    const shown = spans.slice(0, 6).join(", ") + (spans.length > 6 ? ` and ${spans.length - 6} more times` : "");
-    line.append(`: in memory during ops ${shown}; ${alive ? "there" : "not there"} at op ${this.view.run + 1}`);
-    line.append(element("span", "faint", ` \u00b7 `), found);
+    const shown = spans.slice(0, 6).join(", ") + (spans.length > 6 ? ` and ${spans.length - 6} more ranges` : "");
+    line.append(`: live during ops ${shown}; ${live ? "live" : "not live"} at op ${this.view.run + 1}`);
+    line.append(element("span", "faint", ` \u00b7 `), counts);
     readout.replaceChildren(line);
   }
 }

@@ -4,14 +4,14 @@ import { change, count, formatBytes, formatNs, percent, shorten } from "./format
 
 const kRowsShown = 15;
 const kRowsOnPaper = 400;
-const kMostGroups = 24;
+const kMaxGroups = 24;
 
 interface Cell {
   content: Node | string;
   isNumber?: boolean;
 }
 
-/** A table with its first rows; a button shows the others, and so does printing, up to some pages of them. */
+/** Returns a table of its first rows. A button shows the other rows; printing shows up to kRowsOnPaper. */
 function makeTable(heads: string[], rowCount: number, row: (position: number) => Cell[]): HTMLElement[] {
   const body = element("tbody");
   const showRows = (to: number): void => {
@@ -47,7 +47,7 @@ function bar(part: number, whole: number, colourName: string): HTMLElement {
   return element("span", "bar", fill);
 }
 
-/** What is proved of a plan, and among which: those that keep the base order of first runs, or of its planner's kind. */
+/** Says what is proved about a plan, and among which plans: all in base order, or those of its planner's kind. */
 function statusText(status: string | null, meetsBound: boolean): string {
   if (status === null) return "not proved optimal";
   if (status !== "optimal") return status;
@@ -57,12 +57,11 @@ function statusText(status: string | null, meetsBound: boolean): string {
 export function showFigures(report: Report): void {
   const { data } = report;
   const measured = data.measured;
-  const box = byId("figures");
   const figure = (id: string, label: string, value: string, note = ""): void => {
-    const made = element("div", "figure", element("div", "figure-label", label), element("div", value.length > 12 ? "figure-value long" : "figure-value", value));
-    made.id = `figure-${id}`;
-    if (note !== "") made.append(element("div", "figure-note", note));
-    box.append(made);
+    const box = element("div", "figure", element("div", "figure-label", label), element("div", value.length > 12 ? "figure-value long" : "figure-value", value));
+    box.id = `figure-${id}`;
+    if (note !== "") box.append(element("div", "figure-note", note));
+    byId("figures").append(box);
   };
   if (data.budget_bytes !== null)
     figure(
@@ -77,7 +76,7 @@ export function showFigures(report: Report): void {
     "peak",
     "predicted peak",
     formatBytes(data.peak_bytes),
-    `${percent(data.peak_bytes, data.store_all_peak_bytes)} of plain training's ${formatBytes(data.store_all_peak_bytes)}`,
+    `${percent(data.peak_bytes, data.store_all_peak_bytes)} of store-all's ${formatBytes(data.store_all_peak_bytes)}`,
   );
   if (measured !== null && measured.peak_bytes !== null)
     figure(
@@ -90,7 +89,7 @@ export function showFigures(report: Report): void {
     "time",
     "step time",
     formatNs(data.time_ns),
-    `${change(data.time_ns, data.store_all_time_ns)} against plain training's ${formatNs(data.store_all_time_ns)}`,
+    `${change(data.time_ns, data.store_all_time_ns)} against store-all's ${formatNs(data.store_all_time_ns)}`,
   );
   if (measured !== null && measured.step_ns !== null)
     figure(
@@ -103,18 +102,18 @@ export function showFigures(report: Report): void {
     );
   figure(
     "again",
-    "computed again",
-    percent(report.againNs, data.time_ns, 1),
-    `of the time, in ${count(report.againRuns, "run")}`,
+    "recomputation",
+    percent(report.rerunNs, data.time_ns, 1),
+    `of the time, in ${count(report.rerunCount, "run")}`,
   );
   figure("planner", "planner", data.planner ?? "not given", statusText(data.status, data.time_ns <= data.lower_bound_ns));
   figure(
     "bound",
-    "no plan in base order is faster than",
+    "lower bound",
     formatNs(data.lower_bound_ns),
-    data.time_ns <= data.lower_bound_ns ? "which this plan meets" : `this plan is ${change(data.time_ns, data.lower_bound_ns)} above`,
+    `of plans in base order; this plan ${data.time_ns <= data.lower_bound_ns ? "meets it" : `is ${change(data.time_ns, data.lower_bound_ns)} above it`}`,
   );
-  if (measured?.identical_to_plain === true) figure("gradients", "gradients", "identical", "to plain training's, bit for bit");
+  if (measured?.identical_to_plain === true) figure("gradients", "gradients", "identical", "to those of plain training, bit for bit");
 }
 
 export function showPeak(report: Report): void {
@@ -124,35 +123,35 @@ export function showPeak(report: Report): void {
     return;
   }
   const op = report.opOf(report.peakRun);
-  const alive = report.aliveDuring(report.peakRun);
+  const live = report.liveDuring(report.peakRun);
   const name = data.ops.name[op];
   byId("peak-summary").replaceChildren(
     `${formatBytes(data.runs.moment_bytes[report.peakRun])} while `,
     nameTag(shorten(name), name),
-    ` runs (step ${data.runs.step[report.peakRun]}): ${count(alive.length, "value")}` +
+    ` runs (step ${data.runs.step[report.peakRun]}): ${count(live.length, "live value")}` +
       (data.ops.workspace_bytes[op] === 0 ? "." : ` and ${formatBytes(data.ops.workspace_bytes[op])} of workspace.`),
   );
   const sources = data.ops.source.length > 0;
   const modules = data.ops.module.length > 0;
-  const heads = ["value", "size", "", "made by", ...(modules ? ["module"] : []), ...(sources ? ["source"] : [])];
+  const heads = ["value", "size", "", "produced by", ...(modules ? ["module"] : []), ...(sources ? ["source"] : [])];
   byId("peak-table").replaceChildren(
-    ...makeTable(heads, alive.length, (position) => {
-      const life = alive[position];
+    ...makeTable(heads, live.length, (position) => {
+      const life = live[position];
       const value = data.lives.value[life];
       const bytes = data.values.bytes[value];
       const valueName = data.values.name[value];
       const resident = data.values.resident[value] === 1;
-      const maker = report.opOf(data.lives.from[life]);
-      const makerName = data.ops.name[maker];
-      const made = resident ? element("span", "faint", "resident") : nameTag(shorten(makerName, 40), makerName);
-      if (report.isAgain(life)) made.append(element("span", "tag", "again"));
-      const module = resident ? "" : report.moduleOf(maker);
-      const source = resident ? "" : report.sourceOf(maker);
+      const producer = report.opOf(data.lives.from[life]);
+      const producerName = data.ops.name[producer];
+      const origin = resident ? element("span", "faint", "resident") : nameTag(shorten(producerName, 40), producerName);
+      if (report.isRecomputed(life)) origin.append(element("span", "tag", "rerun"));
+      const module = resident ? "" : report.moduleOf(producer);
+      const source = resident ? "" : report.sourceOf(producer);
       return [
         { content: nameTag(shorten(valueName, 40), valueName) },
         { content: formatBytes(bytes), isNumber: true },
         { content: bar(bytes, data.runs.moment_bytes[report.peakRun], "predicted") },
-        { content: made },
+        { content: origin },
         ...(modules ? [{ content: nameTag(shorten(module, 40), module) }] : []),
         ...(sources ? [{ content: nameTag(shorten(source, 40), source) }] : []),
       ];
@@ -170,20 +169,20 @@ interface Group {
 type Key = (path: string) => string;
 
 const kSeparator = /[./]/;
-const beginning =
+const prefix =
   (parts: number): Key =>
   (path) =>
     path.split(kSeparator).slice(0, parts).join(".");
-/** From coarse to fine; numbers in a path tell layers of one kind apart. */
+/** The keys to group by, from coarse to fine. Replacing numbers merges layers of the same kind. */
 const kKeys: Key[] = [
-  beginning(1),
-  beginning(2),
-  beginning(3),
+  prefix(1),
+  prefix(2),
+  prefix(3),
   (path) => path.replace(/\d+/g, "*"),
   (path) => path,
 ];
 
-/** Ops that run again by module: by the first kind of beginning of a path that makes a few groups. */
+/** Groups the reruns by module, with the first of kKeys that gives at least two and at most kMaxGroups groups. */
 function groupReruns(report: Report): Group[] {
   const { data } = report;
   const pathOf = (op: number): string => (report.moduleOf(op) === "" ? data.ops.name[op] : report.moduleOf(op));
@@ -200,28 +199,28 @@ function groupReruns(report: Report): Group[] {
       groups.set(name, group);
     });
     result = [...groups.values()].sort((a, b) => b.ns - a.ns || b.runs - a.runs);
-    if (result.length > 1 && result.length <= kMostGroups) return result;
+    if (result.length > 1 && result.length <= kMaxGroups) return result;
   }
   return result;
 }
 
 function describeGroup(report: Report, group: Group): HTMLElement {
   const { data } = report;
-  const kMost = 40;
+  const kMaxOps = 40;
   const title = nameTag(shorten(group.name, 40), group.name);
   const details = element("details", "", element("summary", "", title));
   const list = (): void => {
     if (details.childElementCount > 1) return;
     const items = element("ul");
     const ops = [...group.ops].sort(([a, m], [b, n]) => n * data.ops.time_ns[b] - m * data.ops.time_ns[a]);
-    for (const [op, runs] of ops.slice(0, kMost)) {
+    for (const [op, runs] of ops.slice(0, kMaxOps)) {
       const item = element("li", "", nameTag(shorten(data.ops.name[op], 40), data.ops.name[op]));
       const module = report.moduleOf(op);
       if (module !== "") item.append(" ", nameTag(shorten(module, 40), module, "faint"));
       item.append(`, ${runs > 1 ? `${runs} times, ` : ""}${formatNs(runs * data.ops.time_ns[op])}`);
       items.append(item);
     }
-    if (ops.length > kMost) items.append(element("li", "", `and ${count(ops.length - kMost, "more op", "more ops")}`));
+    if (ops.length > kMaxOps) items.append(element("li", "", `and ${count(ops.length - kMaxOps, "more op", "more ops")}`));
     details.append(items);
   };
   details.addEventListener("toggle", () => {
@@ -242,20 +241,20 @@ export function showReruns(report: Report): void {
   const { data } = report;
   const groups = groupReruns(report);
   byId("again-summary").textContent =
-    report.againRuns === 0
-      ? "Nothing is computed twice."
-      : `${count(report.againRuns, "run")} make what had been there before: ${formatNs(report.againNs)}, ` +
-        `${percent(report.againNs, data.time_ns, 1)} of the step's time.`;
+    report.rerunCount === 0
+      ? "Nothing is recomputed."
+      : `${count(report.rerunCount, "rerun")} in ${formatNs(report.rerunNs)}, ` +
+        `${percent(report.rerunNs, data.time_ns, 1)} of the step's time.`;
   if (groups.length === 0) return;
   byId("again-table").replaceChildren(
-    ...makeTable(["module", "runs", "time", "", "of it all"], groups.length, (position) => {
+    ...makeTable(["module", "runs", "time", "", "share"], groups.length, (position) => {
       const group = groups[position];
       return [
         { content: describeGroup(report, group) },
         { content: group.runs.toLocaleString("en"), isNumber: true },
         { content: formatNs(group.ns), isNumber: true },
         { content: bar(group.ns, groups[0].ns, "again") },
-        { content: percent(group.ns, report.againNs, 1), isNumber: true },
+        { content: percent(group.ns, report.rerunNs, 1), isNumber: true },
       ];
     }),
   );

@@ -1,27 +1,28 @@
 import type { Report } from "./data";
 
 export type AxisMode = "op" | "time";
+export type ViewChange = "range" | "run" | "theme";
 
-/** What the memory chart and the retention map show together: a stretch of the step, and one run in it. */
+/** The state that the memory chart and the retention map share: the visible range of the step and the selected run. */
 export class View {
-  /** By run where it begins, and where the last one ends: in runs, or in nanoseconds. */
+  /** The start of each run and the end of the last one, in runs or in nanoseconds. */
   edges: Float64Array = new Float64Array(0);
   mode: AxisMode = "op";
   from = 0;
   to = 1;
   run: number;
-  private readonly listeners: ((what: "range" | "run" | "theme") => void)[] = [];
+  private readonly listeners: ((changed: ViewChange) => void)[] = [];
 
   constructor(private readonly report: Report) {
     this.run = report.peakRun;
     this.setMode("op");
   }
 
-  onChange(listener: (what: "range" | "run" | "theme") => void): void {
+  onChange(listener: (changed: ViewChange) => void): void {
     this.listeners.push(listener);
   }
 
-  /** The same runs stay in sight. */
+  /** Changes the unit of the horizontal axis. The same runs stay visible. */
   setMode(mode: AxisMode): void {
     const first = this.edges.length > 0 ? this.runAt(this.from) : 0;
     const last = this.edges.length > 0 ? this.runAt(this.to) : this.report.runCount - 1;
@@ -50,8 +51,8 @@ export class View {
 
   setRange(from: number, to: number): void {
     const end = this.end();
-    const least = Math.min(end, this.mode === "op" ? 4 : end / 10_000);
-    let width = Math.min(Math.max(to - from, least), end);
+    const minWidth = Math.min(end, this.mode === "op" ? 4 : end / 10_000);
+    let width = Math.min(Math.max(to - from, minWidth), end);
     if (!(width > 0)) width = 1;
     from = Math.max(0, Math.min(from, end - width));
     if (from === this.from && from + width === this.to) return;
@@ -60,7 +61,7 @@ export class View {
     this.tell("range");
   }
 
-  /** Around the run where it is in sight, else around the middle. */
+  /** Zooms around the selected run if it is visible, otherwise around the middle. */
   zoom(factor: number): void {
     const at = (this.edges[this.run] + this.edges[this.run + 1]) / 2;
     const centre = this.from <= at && at <= this.to ? at : (this.from + this.to) / 2;
@@ -71,7 +72,7 @@ export class View {
     this.setRange(0, this.end());
   }
 
-  /** Moves the stretch where the run is outside it. */
+  /** Selects a run, and moves the range if the run is outside it. */
   select(run: number): void {
     run = Math.max(0, Math.min(run, this.report.runCount - 1));
     if (run !== this.run) {
@@ -87,7 +88,7 @@ export class View {
     this.tell("theme");
   }
 
-  /** The keys that both charts share; whether it was one. */
+  /** Handles the keys that both charts share. Returns whether the key is one of them. */
   handleKey(event: KeyboardEvent): boolean {
     const far = Math.max(1, Math.round((this.runAt(this.to) - this.runAt(this.from)) / 20));
     const step = event.shiftKey ? far : 1;
@@ -124,7 +125,7 @@ export class View {
     }
   }
 
-  private tell(what: "range" | "run" | "theme"): void {
-    for (const listener of this.listeners) listener(what);
+  private tell(changed: ViewChange): void {
+    for (const listener of this.listeners) listener(changed);
   }
 }

@@ -18,7 +18,7 @@ std::string text(const std::vector<int64_t>& numbers) {
   return out;
 }
 
-/// The cut that keeps the positions in `mask` (bit j-1: position j).
+/// Returns the cut that keeps the positions in `mask`, where bit j-1 stands for position j.
 Cut cut_of(const std::vector<int64_t>& sizes, const std::vector<int64_t>& links, uint32_t mask) {
   Cut cut;
   int64_t inner = 0;
@@ -65,9 +65,9 @@ TEST(LeastCut, ByHand) {
   EXPECT_EQ(least_cut(std::vector<int64_t>{9, 1, 9, 5}), std::vector<int>{2});
   // 4 | 4 with the middle kept: 8; nothing kept: 12; {1} leaves 8: 12; {1, 2}: 12, and so on.
   EXPECT_EQ(least_cut(std::vector<int64_t>{4, 4, 4, 0}), std::vector<int>{2});
-  // Two equal answers of 4 (nothing kept, or all): the one with fewer positions.
+  // Keeping nothing and keeping all both cost 4. The result has fewer positions.
   EXPECT_EQ(least_cut(std::vector<int64_t>{2, 2, 0}), std::vector<int>{});
-  // {1} and {2} both leave 2 inside beside the kept 1 in sum 1 + 1 = 2, the same as nothing kept.
+  // {1} and {2} keep 1 and leave at most 1 inside, 1 + 1 = 2 in sum, which is what keeping nothing costs.
   EXPECT_EQ(least_cut(std::vector<int64_t>{1, 1, 3}), std::vector<int>{});
 }
 

@@ -20,7 +20,7 @@ struct Arc {
   FlowAmount capacity;
 };
 
-/// Nodes 0 (the source), 1 (the sink) and more.
+/// A network of nodes 0 (the source), 1 (the sink) and others.
 struct Network {
   int nodes = 2;
   std::vector<Arc> arcs;
@@ -35,8 +35,8 @@ struct Network {
   }
 };
 
-/// The least capacity out of any set of nodes with the source and without the sink; kUnlimited where each has an
-/// unlimited arc.
+/// Returns the minimum capacity of the arcs out of a set of nodes with the source and without the sink, or kUnlimited if an
+/// unlimited arc leaves each such set.
 FlowAmount least_cut_by_force(const Network& network) {
   FlowAmount least = MaxFlow::kUnlimited;
   for (uint32_t set = 1; set < uint32_t{1} << static_cast<unsigned>(network.nodes); ++set) {
@@ -76,8 +76,8 @@ Solved solve(const Network& network) {
   return solved;
 }
 
-// 0 -> 2 (3), 0 -> 3 (2), 2 -> 3 (1), 2 -> 1 (1), 3 -> 1 (4): 1 through 2, 2 + 1 through 3: the cut is 2 -> 1, 2 -> 3
-// and 0 -> 3, 4 in all.
+// 0 -> 2 (3), 0 -> 3 (2), 2 -> 3 (1), 2 -> 1 (1), 3 -> 1 (4). A flow of 1 passes 2, and 2 + 1 pass 3. The cut is 2 -> 1,
+// 2 -> 3 and 0 -> 3, with a capacity of 4.
 TEST(MaxFlow, ByHand) {
   MaxFlow flow(2);
   const int a = flow.add_node();
@@ -95,7 +95,7 @@ TEST(MaxFlow, ByHand) {
   EXPECT_EQ(flow.find_error(), nullptr);
 }
 
-// Of the cuts 0 -> 2 and 2 -> 1, both 5, the one at the source.
+// 0 -> 2 and 2 -> 1 are both cuts of capacity 5. The one closer to the source is returned.
 TEST(MaxFlow, CutNearestToTheSource) {
   const Solved solved = solve({3, {{0, 2, 5}, {2, 1, 5}}});
   EXPECT_EQ(solved.value, 5);
@@ -109,7 +109,7 @@ TEST(MaxFlow, NoPath) {
   EXPECT_EQ(solved.flow.find_error(), nullptr);
 }
 
-// Twice 2^63 - 1, and half of its square less one: more than an int64 holds, and more digits than a double has.
+// 2 * (2^63 - 1) does not fit an int64, and half of it less one has more digits than a double.
 TEST(MaxFlow, ExactWhereProductsAreLarge) {
   const FlowAmount large = std::numeric_limits<int64_t>::max();
   const Solved sum = solve({3, {{0, 2, MaxFlow::kUnlimited}, {2, 1, large}, {2, 1, large}}});
@@ -121,7 +121,7 @@ TEST(MaxFlow, ExactWhereProductsAreLarge) {
   EXPECT_EQ(product.flow.find_error(), nullptr);
 }
 
-// The new edge leads across the cut, and nothing flows through it.
+// The new edge crosses the cut and has no flow.
 TEST(MaxFlow, FindsThatACutIsNotTheFlow) {
   Solved solved = solve({3, {{0, 2, 5}, {2, 1, 4}}});
   EXPECT_EQ(solved.flow.find_error(), nullptr);
@@ -158,7 +158,7 @@ TEST(MaxFlow, RandomAgainstAllCuts) {
     for (size_t i = 0; i < network.arcs.size(); ++i)
       if (solved.flow.is_cut(solved.edges[i])) cut += network.arcs[i].capacity;
     ASSERT_TRUE(cut == least);
-    // Again with other capacities, which is no other than a new one.
+    // Solving again with other capacities gives the result of a new network.
     for (size_t i = 0; i < network.arcs.size(); ++i) {
       if (network.arcs[i].capacity == MaxFlow::kUnlimited) continue;
       network.arcs[i].capacity = random.number(0, 9);

@@ -21,7 +21,7 @@ std::vector<char> front_of(std::vector<Point> points) {
   return names;
 }
 
-// b is dominated by a (1 <= 2, 5 <= 5), d equals c and comes later, f has the x of c and a larger y.
+// b is dominated by a (1 <= 2, 5 <= 5). d equals c and comes later. f has the x of c and a larger y.
 TEST(ParetoFront, ByHand) {
   EXPECT_THAT(front_of({{9, 1, 'e'}, {2, 5, 'b'}, {3, 2, 'c'}, {1, 5, 'a'}, {3, 2, 'd'}, {3, 4, 'f'}}),
               ElementsAre('a', 'c', 'e'));

@@ -14,7 +14,7 @@ TEST(Workers, EachIsCalledOnce) {
   std::vector<int> calls(5, 0);
   run_workers(5, [&](int worker) { ++calls[static_cast<size_t>(worker)]; });
   EXPECT_EQ(calls, (std::vector<int>{1, 1, 1, 1, 1}));
-  run_workers(0, [&](int worker) { ++calls[static_cast<size_t>(worker)]; });  // this thread, at least
+  run_workers(0, [&](int worker) { ++calls[static_cast<size_t>(worker)]; });  // At least the calling thread works.
   EXPECT_EQ(calls[0], 2);
 }
 

@@ -15,7 +15,7 @@ Mask bit(size_t i) { return Mask{1} << i; }
 
 struct State {
   MemoryState memory;
-  Mask started = 0;  ///< needed groups that have run; where the order matters
+  Mask started = 0;  ///< needed groups that have run, if the order matters
   bool operator==(const State&) const = default;
 };
 
@@ -31,12 +31,12 @@ struct StateHash {
 
 bool contains(const std::vector<ValueId>& ids, ValueId id) { return std::ranges::find(ids, id) != ids.end(); }
 
-/// The base order of first runs, as docs/formats.md has it.
+/// The base order of first runs, as docs/formats.md defines it.
 class BaseOrder {
  public:
   explicit BaseOrder(const Graph& graph) : graph_(graph) { find_groups(); }
 
-  /// Adds a run's group to those that have run. False where this breaks the base order of first runs.
+  /// Adds the group of a run to those that have run. Returns false if that breaks the base order of first runs.
   bool start_group(Mask& started, size_t op) const {
     if (!is_needed_[op] || (started & bit(group_[op])) != 0) return true;
     started |= bit(group_[op]);
@@ -88,7 +88,7 @@ class BaseOrder {
     }
   }
 
-  /// Applies a change to each op until none changes any more.
+  /// Applies a change to all ops until none changes.
   template <typename Change>
   void repeat(const Change& change) const {
     for (bool changed = true; changed;) {
@@ -98,12 +98,12 @@ class BaseOrder {
   }
 
   const Graph& graph_;
-  std::vector<size_t> group_;    ///< by op: the first op of its group
-  std::vector<bool> is_needed_;  ///< by op: its group is
-  std::vector<Mask> before_;     ///< by op: the needed groups that are listed before all of its group
+  std::vector<size_t> group_;    ///< for each op, the first op of its group
+  std::vector<bool> is_needed_;  ///< for each op, whether its group is needed
+  std::vector<Mask> before_;     ///< for each op, the needed groups listed before all ops of its group
 };
 
-/// Shortest paths from nothing in memory to all outputs, by time and then by peak.
+/// Finds shortest paths from an empty memory to all outputs, by time and then by peak.
 class Search {
  public:
   Search(const Graph& graph, Order order, size_t max_states)
@@ -181,7 +181,7 @@ class Search {
   bool limit_reached_ = false;
   std::unordered_map<State, size_t, StateHash> index_;
   std::vector<const State*> states_;
-  std::vector<std::pair<int64_t, int64_t>> costs_;  ///< by state: time, peak
+  std::vector<std::pair<int64_t, int64_t>> costs_;  ///< time and peak of each state
   std::vector<bool> is_done_;
   using Open = std::tuple<int64_t, int64_t, size_t>;
   std::priority_queue<Open, std::vector<Open>, std::greater<>> queue_;

@@ -12,20 +12,20 @@
 namespace headroom::testing {
 namespace {
 
-/// A planner with its options: what claims are made by.
+/// A planner with its options, whose claims are checked.
 struct Subject {
   std::string name;
   const Planner* planner;
   PlanLimits limits;
   PlannerOptions options;
-  bool is_exact = false;             ///< `optimal` and `infeasible` are about all schedules that keep the order
-  bool is_monotone = true;           ///< a larger budget is not slower
-  bool is_monotone_at_limit = true;  ///< nor where a limit was reached there
+  bool is_exact = false;             ///< whether its proofs cover all schedules that keep the order
+  bool is_monotone = true;           ///< whether a larger budget is never slower
+  bool is_monotone_at_limit = true;  ///< whether that holds if a limit was reached
 };
 
 constexpr int64_t kFewStates = 200;  ///< Most searches over all schedules reach this limit.
 
-/// Every planner, then variants of some. Threads do not change results, and one takes the least time here.
+/// Returns every planner, then variants of some. Uses one thread, which is fastest here and does not change results.
 std::vector<Subject> subjects() {
   std::vector<Subject> all;
   const auto add = [&](const std::string& name, const std::string& planner) -> Subject& {
@@ -51,7 +51,7 @@ std::vector<Subject> subjects() {
   return all;
 }
 
-/// The fastest time within a budget.
+/// Returns the minimum time within a budget.
 std::optional<int64_t> best_time_ns(const std::vector<BestTime>& front, int64_t budget_bytes) {
   std::optional<int64_t> best;
   for (const BestTime& point : front)
@@ -68,7 +68,7 @@ std::string text_of(const Plan& plan) {
          std::to_string(plan.result.smallest_budget_bytes);
 }
 
-/// No worse: a plan where the other has one, and not slower.
+/// Returns whether a result is as good as another: it has a plan if the other has one, and is not slower.
 bool is_as_good(const Plan& plan, const Plan& other) {
   return !other.time_ns || (plan.time_ns && *plan.time_ns <= *other.time_ns);
 }
@@ -108,7 +108,8 @@ class Checker {
     report_.breaks.push_back({kind, subject.name + ": " + detail()});
   }
 
-  /// Some of those where the best time changes, the byte below each, and some around the peak of store-all.
+  /// Returns some of the budgets at which the minimum time changes, a byte less each, and some around the peak of
+  /// store-all.
   void choose_budgets() {
     std::set<int64_t> all = {problem_.base_peak_bytes - 1, problem_.base_peak_bytes, problem_.base_peak_bytes + 50};
     for (const auto* front : {&ordered_, &any_}) {
@@ -117,9 +118,9 @@ class Checker {
     }
     if (!report_.is_searched)
       for (int64_t part = 3; part < 10; ++part) all.insert(problem_.base_peak_bytes * part / 10);
-    // The search of `auto` takes longest where that over all schedules is too long.
-    const size_t most = report_.is_searched ? options_.max_budgets : (options_.max_budgets + 1) / 2;
-    const size_t stride = (all.size() + most - 1) / most;
+    // The search of `auto` is slowest on inputs that are too large for the search over all schedules.
+    const size_t max_budgets = report_.is_searched ? options_.max_budgets : (options_.max_budgets + 1) / 2;
+    const size_t stride = (all.size() + max_budgets - 1) / max_budgets;
     size_t i = 0;
     for (const int64_t budget_bytes : all)
       if (i++ % stride == 0) budgets_.push_back(budget_bytes);
@@ -140,81 +141,82 @@ class Checker {
   void check_subject(const Subject& subject) {
     std::map<int64_t, Plan>& plans = plans_[subject.name];
     for (const int64_t budget_bytes : budgets_)
-      if (const std::optional<Plan> found = plan(subject, budget_bytes)) plans.emplace(budget_bytes, *found);
+      if (const std::optional<Plan> candidate = plan(subject, budget_bytes)) plans.emplace(budget_bytes, *candidate);
     const Plan* before = nullptr;
-    for (const auto& [budget_bytes, found] : plans) {
-      check_schedule(subject, found);
-      check_proofs(subject, found);
-      check_smallest_budget(subject, found);
-      const bool is_monotone = subject.is_monotone_at_limit || found.result.status != PlanStatus::kTimeout;
+    for (const auto& [budget_bytes, candidate] : plans) {
+      check_schedule(subject, candidate);
+      check_proofs(subject, candidate);
+      check_smallest_budget(subject, candidate);
+      const bool is_monotone = subject.is_monotone_at_limit || candidate.result.status != PlanStatus::kTimeout;
       if (before != nullptr && subject.is_monotone && is_monotone)
-        claim(subject, "monotone", is_as_good(found, *before),
-              [&, now = found] { return text_of(*before) + "; " + text_of(now); });
-      before = &found;
+        claim(subject, "monotone", is_as_good(candidate, *before),
+              [&, larger = candidate] { return text_of(*before) + "; " + text_of(larger); });
+      before = &candidate;
     }
     if (plans.empty()) return;
     if (!subject.planner->needs_budget) check_without_budget(subject);
     check_curve(subject);
   }
 
-  void check_schedule(const Subject& subject, const Plan& found) {
+  void check_schedule(const Subject& subject, const Plan& candidate) {
     const auto detail = [&] {
-      return text_of(found) +
-             (found.result.schedule ? "\n" + headroom::to_text(problem_.graph, *found.result.schedule) : "");
+      return text_of(candidate) +
+             (candidate.result.schedule ? "\n" + headroom::to_text(problem_.graph, *candidate.result.schedule) : "");
     };
-    if (!found.result.schedule) {
-      claim(subject, "status", found.result.status != PlanStatus::kOptimal, detail);
+    if (!candidate.result.schedule) {
+      claim(subject, "status", candidate.result.status != PlanStatus::kOptimal, detail);
       return;
     }
-    const Replay own = replay(problem_.graph, *found.result.schedule);
+    const Replay own = replay(problem_.graph, *candidate.result.schedule);
     claim(subject, "valid", own.is_valid(), [&] { return own.errors.front() + "\n" + detail(); });
     if (!own.is_valid()) return;
-    const bool keeps_order = keeps_base_order(problem_.graph, *found.result.schedule);
-    claim(subject, "peak", own.peak_bytes == *found.peak_bytes, detail);
-    claim(subject, "time", own.time_ns == *found.time_ns, detail);
-    claim(subject, "within-budget", !found.budget_bytes || own.peak_bytes <= *found.budget_bytes, detail);
+    const bool keeps_order = keeps_base_order(problem_.graph, *candidate.result.schedule);
+    claim(subject, "peak", own.peak_bytes == *candidate.peak_bytes, detail);
+    claim(subject, "time", own.time_ns == *candidate.time_ns, detail);
+    claim(subject, "within-budget", !candidate.budget_bytes || own.peak_bytes <= *candidate.budget_bytes, detail);
     claim(subject, "keep-order", keeps_order, detail);
     if (!report_.is_searched) return;
     const std::optional<int64_t> possible = best_time_ns(keeps_order ? *ordered_ : *any_, own.peak_bytes);
     claim(subject, "impossible", possible && own.time_ns >= *possible, detail);
   }
 
-  void check_proofs(const Subject& subject, const Plan& found) {
+  void check_proofs(const Subject& subject, const Plan& candidate) {
     if (!report_.is_searched) return;
-    const std::optional<int64_t> best = best_time_ns(*ordered_, *found.budget_bytes);
-    const auto detail = [&] { return text_of(found) + "; possible in order: " + text_of(best); };
-    claim(subject, "bound", !best || found.result.lower_bound_ns <= *best, detail);
+    const std::optional<int64_t> best = best_time_ns(*ordered_, *candidate.budget_bytes);
+    const auto detail = [&] { return text_of(candidate) + "; possible in order: " + text_of(best); };
+    claim(subject, "bound", !best || candidate.result.lower_bound_ns <= *best, detail);
     if (!subject.is_exact) return;
-    if (found.result.status == PlanStatus::kOptimal) claim(subject, "optimal", found.time_ns == best, detail);
-    if (found.result.status == PlanStatus::kInfeasible) claim(subject, "infeasible", !best, detail);
+    if (candidate.result.status == PlanStatus::kOptimal) claim(subject, "optimal", candidate.time_ns == best, detail);
+    if (candidate.result.status == PlanStatus::kInfeasible) claim(subject, "infeasible", !best, detail);
   }
 
-  void check_smallest_budget(const Subject& subject, const Plan& found) {
-    const int64_t smallest = found.result.smallest_budget_bytes;
-    if (smallest == 0 && problem_.base_peak_bytes > 0) return;  // not computed
-    const auto detail = [&] { return text_of(found); };
-    claim(subject, "smallest-budget", found.result.schedule.has_value() == (*found.budget_bytes >= smallest), detail);
+  void check_smallest_budget(const Subject& subject, const Plan& candidate) {
+    const int64_t smallest = candidate.result.smallest_budget_bytes;
+    if (smallest == 0 && problem_.base_peak_bytes > 0) return;  // Not computed.
+    const auto detail = [&] { return text_of(candidate); };
+    claim(subject, "smallest-budget", candidate.result.schedule.has_value() == (*candidate.budget_bytes >= smallest),
+          detail);
     if (report_.is_searched)
       claim(subject, "smallest-budget", !ordered_->empty() && smallest >= ordered_->front().peak_bytes, detail);
     if (checked_smallest_.insert({subject.name, smallest}).second) {
-      const std::optional<Plan> there = plan(subject, smallest);
-      claim(subject, "smallest-budget", there && there->result.schedule,
-            [&] { return text_of(found) + "; " + (there ? text_of(*there) : "not applicable there"); });
+      const std::optional<Plan> at_smallest = plan(subject, smallest);
+      claim(subject, "smallest-budget", at_smallest && at_smallest->result.schedule,
+            [&] { return text_of(candidate) + "; " + (at_smallest ? text_of(*at_smallest) : "not applicable there"); });
       const std::optional<Plan> below = plan(subject, smallest - 1);
       claim(subject, "smallest-budget", !below || !below->result.schedule,
-            [&] { return text_of(found) + "; " + text_of(*below); });
+            [&] { return text_of(candidate) + "; " + text_of(*below); });
     }
   }
 
   void check_without_budget(const Subject& subject) {
-    const std::optional<Plan> found = plan(subject, std::nullopt);
-    if (!found) return;
-    check_schedule(subject, *found);
-    if (subject.planner->name != "exhaustive" || !report_.is_searched || !found->result.schedule) return;
-    if (found->result.status != PlanStatus::kOptimal) return;
+    const std::optional<Plan> candidate = plan(subject, std::nullopt);
+    if (!candidate) return;
+    check_schedule(subject, *candidate);
+    if (subject.planner->name != "exhaustive" || !report_.is_searched || !candidate->result.schedule) return;
+    if (candidate->result.status != PlanStatus::kOptimal) return;
     const BestTime& best = ordered_->front();
-    claim(subject, "least-peak", found->peak_bytes == best.peak_bytes && found->time_ns == best.time_ns, [&] {
-      return text_of(*found) + "; possible: peak " + text_of(best.peak_bytes) + ", time " + text_of(best.time_ns);
+    claim(subject, "least-peak", candidate->peak_bytes == best.peak_bytes && candidate->time_ns == best.time_ns, [&] {
+      return text_of(*candidate) + "; possible: peak " + text_of(best.peak_bytes) + ", time " + text_of(best.time_ns);
     });
   }
 
@@ -239,36 +241,37 @@ class Checker {
         const std::optional<int64_t> best = best_time_ns(*ordered_, point.peak_bytes);
         claim(subject, "curve", best && point.time_ns >= *best, [&] { return text + " is impossible"; });
       }
-      if (i % ((points.size() + 2) / 3) != 0) continue;  // Plans take most of the time.
-      const std::optional<Plan> there = plan(subject, point.peak_bytes);
-      claim(subject, "curve", there && there->time_ns && (*there->time_ns <= point.time_ns || !subject.is_monotone),
-            [&] { return text + "; " + (there ? text_of(*there) : "not applicable there"); });
+      if (i % ((points.size() + 2) / 3) != 0) continue;  // Plans take max_here of the time.
+      const std::optional<Plan> at_point = plan(subject, point.peak_bytes);
+      claim(subject, "curve",
+            at_point && at_point->time_ns && (*at_point->time_ns <= point.time_ns || !subject.is_monotone),
+            [&] { return text + "; " + (at_point ? text_of(*at_point) : "not applicable there"); });
     }
   }
 
-  /// At every budget the plan of `better` is as good as that of `other`.
+  /// Checks that at every budget the plan of `better` is as good as that of `other`.
   void compare(const std::string& name, const Subject& better, const Subject& other) {
     const std::map<int64_t, Plan>& plans = plans_[better.name];
     for (const auto& [budget_bytes, plan] : plans_[other.name]) {
-      const auto found = plans.find(budget_bytes);
-      if (found == plans.end()) continue;
+      const auto candidate = plans.find(budget_bytes);
+      if (candidate == plans.end()) continue;
       const bool may_be_slower = name == "auto-beaten" && other.is_exact &&
-                                 found->second.result.status == PlanStatus::kTimeout &&
+                                 candidate->second.result.status == PlanStatus::kTimeout &&
                                  plan.result.status == PlanStatus::kOptimal;
-      const bool holds = may_be_slower ? found->second.time_ns.has_value() : is_as_good(found->second, plan);
+      const bool holds = may_be_slower ? candidate->second.time_ns.has_value() : is_as_good(candidate->second, plan);
       claim(other, name, holds,
-            [&, plan = plan] { return text_of(plan) + "; " + better.name + ": " + text_of(found->second); });
+            [&, plan = plan] { return text_of(plan) + "; " + better.name + ": " + text_of(candidate->second); });
     }
   }
 
   const Problem& problem_;
   ClaimOptions options_;
   ClaimReport report_;
-  std::optional<std::vector<BestTime>> ordered_;  ///< among schedules that keep the order
-  std::optional<std::vector<BestTime>> any_;      ///< among all
+  std::optional<std::vector<BestTime>> ordered_;  ///< front over schedules that keep the order
+  std::optional<std::vector<BestTime>> any_;      ///< front over all schedules
   std::vector<Subject> subjects_ = subjects();
   std::vector<int64_t> budgets_;
-  std::map<std::string, std::map<int64_t, Plan>> plans_;  ///< by subject and budget
+  std::map<std::string, std::map<int64_t, Plan>> plans_;  ///< for each subject and budget
   std::set<std::pair<std::string, int64_t>> checked_smallest_;
 };
 

@@ -9,25 +9,26 @@
 
 namespace headroom::testing {
 
-/// A claim that does not hold. `kind` is the planner and the claim, the same for the same fault in other inputs.
+/// A claim that does not hold. `kind` is the planner and the claim, equal for the same fault in other inputs.
 struct Break {
   std::string kind;
   std::string detail;
 };
 
 struct ClaimReport {
-  int64_t claims = 0;       ///< checked
-  bool is_searched = true;  ///< false: too large for search_all_schedules(); claims that need it are not checked
+  int64_t claims = 0;  ///< number of checked claims
+  bool is_searched =
+      true;  ///< false if the input is too large for search_all_schedules(), whose claims are then not checked
   std::vector<Break> breaks;
 };
 
 struct ClaimOptions {
-  size_t max_states = 20'000;  ///< of search_all_schedules()
-  size_t max_budgets = 6;      ///< of those at which something changes
-  std::function<void(const std::string&)> on_planner = [](const std::string&) {};  ///< called before each
+  size_t max_states = 20'000;  ///< limit of search_all_schedules()
+  size_t max_budgets = 6;      ///< maximum number of budgets at which the best time changes
+  std::function<void(const std::string&)> on_planner = [](const std::string&) {};  ///< called before each planner
 };
 
-/// Plans an input by every planner at budgets around which its best time changes, and checks all that the results claim:
+/// Plans an input with every planner at budgets around which the best time changes, and checks all claims of the results:
 ///
 /// - `valid`, `peak`, `time`, `within-budget`, `keep-order`: of each schedule, by replay();
 /// - `impossible`: no schedule is faster than the fastest of all schedules (a fault of the search, not of a planner);
@@ -38,8 +39,8 @@ struct ClaimOptions {
 /// - `monotone`: a larger budget is not slower;
 /// - `curve`: a point is possible, and what the planner reaches at that budget;
 /// - `auto-beaten`: no planner is faster than `auto` with the same limit of states, or finds a plan where `auto` does not.
-///   One exception: where `auto` says `timeout`, what `exhaustive` has proved optimal there may be faster, since a search
-///   for one budget can end where that for all of them does not;
+///   One exception: if `auto` returns `timeout`, a proved optimum of `exhaustive` may be faster, because a search for one
+///   budget can finish when the search for all budgets does not;
 /// - `effort`: a higher effort is not worse than a lower one;
 /// - `error`: nothing but NotApplicable is thrown.
 ClaimReport check_claims(const Input& input, const ClaimOptions& options);

@@ -9,7 +9,7 @@
 #include "tests/claims/inputs.h"
 #include "tests/support/memory_rules.h"
 
-/// The parts of the test of claims, by hand-derived values.
+/// Tests the parts of the test of claims with values derived by hand.
 namespace headroom::testing {
 namespace {
 
@@ -23,7 +23,7 @@ std::string front(const std::string& text, Order order) {
   return result;
 }
 
-// In order: all kept 17; b computed again 16 (fa fb -b fs -a fb bg); a and b 10 (fa -a fb -b fa fs -a fb bg).
+// In order: all kept 17; b recomputed 16 (fa fb -b fs -a fb bg); a and b 10 (fa -a fb -b fa fs -a fb bg).
 // In any order fa fs -a fb bg: 8, 9, 9, 10.
 TEST(AllSchedules, KeepsTheOrderOfFirstRunsOrNot) {
   const std::string text =

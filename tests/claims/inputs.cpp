@@ -9,8 +9,8 @@ namespace headroom::testing {
 namespace {
 
 template <typename T>
-bool contains(const std::vector<T>& all, const T& one) {
-  return std::ranges::find(all, one) != all.end();
+bool contains(const std::vector<T>& items, const T& item) {
+  return std::ranges::find(items, item) != items.end();
 }
 
 ValueId pick_value(Random& random, const GraphSpec& spec) {
@@ -38,7 +38,7 @@ void add_random_details(Random& random, const GraphSpec& spec, Op& op) {
       op.overwrites.push_back(id);
 }
 
-/// An op that reads and writes what earlier ops do: another producer, perhaps of what its input is made from.
+/// Adds an op that reads and writes values of earlier ops: another producer, perhaps of a value that its input needs.
 void add_alternative(Random& random, GraphSpec& spec) {
   Op op{.name = "r" + std::to_string(spec.ops.size()), .inputs = {}, .outputs = {}, .overwrites = {}};
   op.phase = spec.ops.back().phase;
@@ -53,7 +53,7 @@ void add_alternative(Random& random, GraphSpec& spec) {
   spec.ops.push_back(op);
 }
 
-/// Any value may hold what all of its producers read or write.
+/// Adds holds. A value may hold values that all of its producers read or write.
 void add_random_holds(Random& random, GraphSpec& spec) {
   for (size_t v = 0; v < spec.values.size(); ++v) {
     if (spec.values[v].resident || !random.chance(25)) continue;
@@ -103,13 +103,13 @@ GraphSpec training_step(Random& random, int64_t forward_ops) {
   const GraphSpec before = spec;
   while (random.chance(40)) {
     add_alternative(random, spec);
-    // Somewhere in the base order, where what it reads has been written.
+    // The op goes to a random position of the base order after the producers of its inputs.
     std::rotate(spec.ops.begin() + random.number(0, std::ssize(spec.ops) - 1), spec.ops.end() - 1, spec.ops.end());
   }
   return lint(spec) ? before : spec;
 }
 
-/// Takes away a value and every mention of it.
+/// Removes a value and all references to it.
 void remove_value(GraphSpec& spec, size_t v) {
   spec.values.erase(spec.values.begin() + static_cast<std::ptrdiff_t>(v));
   const auto remove = [&](std::vector<ValueId>& ids) {
@@ -123,7 +123,7 @@ void remove_value(GraphSpec& spec, size_t v) {
   remove(spec.outputs);
 }
 
-/// Takes away an op and the values that then have no producer.
+/// Removes an op and the values that then have no producer.
 void remove_op(GraphSpec& spec, size_t i) {
   const std::vector<ValueId> outputs = spec.ops[i].outputs;
   spec.ops.erase(spec.ops.begin() + static_cast<std::ptrdiff_t>(i));
@@ -133,7 +133,7 @@ void remove_op(GraphSpec& spec, size_t i) {
       remove_value(spec, v);
 }
 
-/// Every change of an input to a smaller one, as long as one of them is taken up.
+/// Tries all changes of an input to a smaller one, until none is accepted.
 class Shrinker {
  public:
   Shrinker(Input input, const std::function<bool(const Input&)>& breaks) : now_(std::move(input)), breaks_(breaks) {}
@@ -162,7 +162,7 @@ class Shrinker {
     return accept(candidate);
   }
 
-  /// `number(input)` is a reference to what shall come closer to 0.
+  /// Moves a number closer to 0. `number(input)` returns a reference to it.
   template <typename Number>
   void try_smaller(const Number& number) {
     const auto current = [&] { return number(now_); };
@@ -193,7 +193,7 @@ class Shrinker {
     for (size_t v = 0; v < now_.graph.values.size(); ++v) {
       try_shorter([v](Input & input) -> auto& { return input.graph.values[v].holds; });
       try_smaller([v](Input& input) -> int64_t& { return input.graph.values[v].bytes; });
-      // What an op overwrites has as many bytes as its first output.
+      // An overwritten input has as many bytes as the first output.
       const int64_t bytes = now_.graph.values[v].bytes;
       for (const int64_t smaller : {int64_t{0}, int64_t{1}, bytes / 2, bytes - 1})
         if (smaller >= 0 && smaller < bytes && try_change([&](Input& input) { resize_all(input, bytes, smaller); }))
@@ -229,7 +229,7 @@ class Shrinker {
 
 Input random_input(uint64_t seed) {
   Random random(seed);
-  // Wild graphs have the most surprises and take the least time.
+  // Wild graphs find the most faults and take the least time.
   if (seed % 16 == 0) return {{}, random_chain(random, static_cast<int>(random.number(1, 3)))};
   if (seed % 32 == 1) return {training_step(random, random.number(3, 6)), {}};
   if (seed % 128 == 100) return {training_step(random, random.number(7, 9)), {}};

@@ -10,22 +10,22 @@
 
 namespace headroom::testing {
 
-/// A training step to test claims on: a chain where there is one, else the graph.
+/// A training step to test claims on: a chain, or a graph if there is no chain.
 struct Input {
   GraphSpec graph;
   std::optional<Chain> chain;
 };
 
-/// The input of a seed, of one of three kinds: wild graphs of 2 to 8 ops (every feature of a graph, in any combination,
-/// ops that nothing needs too), training steps of 3 to 6 forward ops with more producers added, chains of 1 to 3 stages.
-/// One in 64 is larger, so that searches reach their limits: steps of 7 to 9 forward ops, chains of 4 to 6 stages.
+/// Returns the input of a seed, of one of three kinds: wild graphs of 2 to 8 ops (all features of a graph in any
+/// combination, with ops that nothing needs), training steps of 3 to 6 forward ops with added producers, and chains of 1 to
+/// 3 stages. One in 64 is larger, so that searches reach their limits: steps of 7 to 9 forward ops, chains of 4 to 6.
 Input random_input(uint64_t seed);
 
-/// In the short text form; a chain that has none as the graph that it is.
+/// Returns the input in the short text form. A chain that the form cannot express is written as its graph.
 std::string to_text(const Input& input);
 
-/// The smallest input found by taking away ops, stages, values, features and sizes one at a time as long as `breaks`
-/// stays true.
+/// Removes ops, stages, values, features and bytes one at a time as long as `breaks` stays true, and returns the smallest
+/// input.
 Input shrink(Input input, const std::function<bool(const Input&)>& breaks);
 
 }  // namespace headroom::testing

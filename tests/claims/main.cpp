@@ -11,16 +11,16 @@
 
 #include "tests/claims/claims.h"
 
-/// Checks the claims of all planners on the inputs of many seeds, each in a process of its own, so that a crash, a
-/// runaway or an allocation without end is a break like any other. Every kind of break is shrunk and printed once.
+/// Checks the claims of all planners on the inputs of many seeds, each in its own process, so that a crash, an endless loop
+/// or an endless allocation is reported like a broken claim. Each kind of break is reduced and printed once.
 namespace {
 
 using namespace headroom::testing;
 
 struct Limits {
-  rlim_t seconds = 20;         ///< of processor time for one planner on one input
-  double shrink_seconds = 60;  ///< after which the smallest input so far has to do
-  rlim_t memory_mib = 2048;    ///< 0: no limit, as sanitizers need, which reserve terabytes
+  rlim_t seconds = 20;         ///< processor time of one planner on one input
+  double shrink_seconds = 60;  ///< time limit of reducing an input
+  rlim_t memory_mib = 2048;    ///< 0 for no limit, which sanitizers need because they reserve terabytes
 };
 
 void set_limit(int resource, rlim_t limit) {
@@ -42,9 +42,9 @@ std::string read_all(int descriptor) {
   return text;
 }
 
-/// check_claims() in a child process. It sends the name of each planner before it, ended by a newline, then an empty line
-/// and its report: the number of claims, whether the search ended, and for each break a line and its detail, ended by a
-/// NUL.
+/// Runs check_claims() in a child process. The child sends the name of each planner before it runs, ended by a newline,
+/// then an empty line and its report: the number of claims, whether the search ended, and for each break a line and its
+/// detail, ended by a NUL.
 ClaimReport check_apart(const Input& input, ClaimOptions options, const Limits& limits, bool quiet) {
   int ends[2];
   if (pipe(ends) != 0) throw std::runtime_error("pipe: " + std::string(std::strerror(errno)));
@@ -63,7 +63,7 @@ ClaimReport check_apart(const Input& input, ClaimOptions options, const Limits& 
     };
     const ClaimReport report = check_claims(input, options);
     std::string text = "\n" + std::to_string(report.claims) + " " + std::to_string(report.is_searched ? 1 : 0) + "\n";
-    for (const Break& found : report.breaks) text += found.kind + "\n" + found.detail + '\0';
+    for (const Break& broken : report.breaks) text += broken.kind + "\n" + broken.detail + '\0';
     send(text);
     _exit(0);
   }
@@ -82,14 +82,14 @@ ClaimReport check_apart(const Input& input, ClaimOptions options, const Limits& 
   }
   text >> report.claims >> report.is_searched;
   text.ignore();
-  for (Break found; std::getline(text, found.kind) && std::getline(text, found.detail, '\0');)
-    report.breaks.push_back(found);
+  for (Break broken; std::getline(text, broken.kind) && std::getline(text, broken.detail, '\0');)
+    report.breaks.push_back(broken);
   return report;
 }
 
 const Break* find_kind(const ClaimReport& report, const std::string& kind) {
-  for (const Break& found : report.breaks)
-    if (found.kind == kind) return &found;
+  for (const Break& broken : report.breaks)
+    if (broken.kind == kind) return &broken;
   return nullptr;
 }
 
@@ -102,9 +102,9 @@ void print_shrunk(uint64_t seed, const Break& first, const ClaimOptions& options
   };
   const Input small = shrink(random_input(seed), breaks);
   const ClaimReport report = check_apart(small, options, limits, true);
-  const Break* found = find_kind(report, first.kind);
+  const Break* reduced = find_kind(report, first.kind);
   std::cout << "broken: " << first.kind << " (seed " << seed << ")\n"
-            << (found != nullptr ? *found : first).detail << "\n"
+            << (reduced != nullptr ? *reduced : first).detail << "\n"
             << to_text(small) << std::endl;
 }
 
@@ -130,21 +130,21 @@ int main(int argc, char** argv) {
 
   int64_t claims = 0;
   int64_t inputs_searched = 0;
-  std::map<std::string, int64_t> broken;  // by kind: inputs
+  std::map<std::string, int64_t> inputs_of_kind;  // The number of inputs for each kind of break.
   for (uint64_t seed = first_seed; seed < last_seed; ++seed) {
     const ClaimReport report = check_apart(random_input(seed), options, limits, false);
     claims += report.claims;
     inputs_searched += report.is_searched ? 1 : 0;
-    for (const Break& found : report.breaks) {
-      if (++broken[found.kind] > 1) continue;
+    for (const Break& broken : report.breaks) {
+      if (++inputs_of_kind[broken.kind] > 1) continue;
       if (shrinks)
-        print_shrunk(seed, found, options, limits);
+        print_shrunk(seed, broken, options, limits);
       else
-        std::cout << "broken: " << found.kind << " (seed " << seed << ")\n" << found.detail << std::endl;
+        std::cout << "broken: " << broken.kind << " (seed " << seed << ")\n" << broken.detail << std::endl;
     }
   }
   std::cout << claims << " claims on " << last_seed - first_seed << " inputs, " << inputs_searched
-            << " of them against all schedules; " << broken.size() << " kinds broken\n";
-  for (const auto& [kind, count] : broken) std::cout << "  " << count << " inputs: " << kind << "\n";
-  return broken.empty() ? 0 : 1;
+            << " of them against all schedules; " << inputs_of_kind.size() << " kinds broken\n";
+  for (const auto& [kind, count] : inputs_of_kind) std::cout << "  " << count << " inputs: " << kind << "\n";
+  return inputs_of_kind.empty() ? 0 : 1;
 }

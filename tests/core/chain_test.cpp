@@ -103,7 +103,7 @@ TEST(LintChain, SaysWhatIsWrong) {
             "the times of the chain's graph do not fit 64 bits");
 }
 
-/// The same graph under other names, its values and the ids in its lists in another order.
+/// Returns an equal graph with other names and another order of its values and of the ids in its lists.
 GraphSpec disguised(const GraphSpec& spec, Random& random) {
   std::vector<size_t> order(spec.values.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -141,7 +141,7 @@ TEST(FindChain, KnowsAChainInDisguise) {
     Chain expected = chain;
     for (size_t i = 0; i < expected.stages.size(); ++i) expected.stages[i].name = "op F" + std::to_string(i + 1);
     if (match->chain.input_gradient_bytes != chain.input_gradient_bytes) {
-      // B1's two outputs are alike to everyone else, so either may be the input's gradient.
+      // The two outputs of B1 are indistinguishable, so either may be the gradient of the input.
       std::swap(expected.input_gradient_bytes, expected.stages[0].gradient_bytes);
     }
     EXPECT_EQ(match->chain, expected) << "seed " << seed;

@@ -29,7 +29,7 @@ TEST(Lifetimes, ByHand) {
   // steps:                               0 1  2  3 4 5  6
   const Schedule schedule = steps(graph, "f h -a f k -b -a");
   const std::vector<Lifetime> expected = {
-      {builder.id("x"), 0, 6}, {builder.id("a"), 0, 2}, {builder.id("t"), 0, 3},  // replaced: both copies are there while f runs again
+      {builder.id("x"), 0, 6}, {builder.id("a"), 0, 2}, {builder.id("t"), 0, 3},  // replaced: both copies are live during the rerun of f
       {builder.id("b"), 1, 5}, {builder.id("a"), 3, 6}, {builder.id("t"), 3, 6}, {builder.id("g"), 4, 6},
   };
   EXPECT_EQ(lifetimes(graph, schedule), expected);

@@ -56,7 +56,7 @@ TEST(Memory, FollowsTheExampleOfItsHeader) {
   EXPECT_EQ(memory.held_only_count(), 0);
 }
 
-/// A step that breaks no rule, or none where no attempt finds one.
+/// Returns a random step that breaks no rule, or nothing if no attempt finds one.
 std::optional<Step> random_allowed_step(Random& random, const Graph& graph, const MemoryRules& rules,
                                         const MemoryState& state) {
   for (int attempt = 0; attempt < 60; ++attempt) {
@@ -80,7 +80,7 @@ Step random_step(Random& random, const Graph& graph) {
   return random.chance(60) ? Step::run_over(op, value) : Step::run(op);
 }
 
-/// Up to `length` allowed steps; in every other schedule one of them may be any step, and what follows it too.
+/// Returns up to `length` valid steps. Half of the schedules may end early, with three random steps, valid or not.
 Schedule random_schedule(Random& random, const Graph& graph, size_t length) {
   const MemoryRules rules(graph);
   MemoryState state;
@@ -101,7 +101,7 @@ Schedule random_schedule(Random& random, const Graph& graph, size_t length) {
 struct Case {
   Graph graph;
   Schedule schedule;
-  std::string text;  ///< for messages
+  std::string text;  ///< description for messages
 };
 
 Case random_case(uint64_t seed) {
@@ -117,30 +117,31 @@ Case random_case(uint64_t seed) {
 
 constexpr uint64_t kSeeds = 6000;
 
-/// How much of what the rules are about the random cases have met.
+/// Counts how often the random cases have used each rule.
 struct Met {
   int valid = 0;
   int over = 0;
   int negative = 0;
-  std::vector<std::string> errors;  ///< the last words of each, once
+  std::vector<std::string> errors;  ///< the distinct ends of messages
 };
 
 void expect_as_by_rules(const Case& tested, Met& met) {
   const auto& [graph, schedule, text] = tested;
   const Replay expected = testing::replay(graph, schedule);
-  const Simulation found = simulate(graph, schedule);
-  ASSERT_EQ(found.moment_bytes, expected.moment_bytes) << text;
-  ASSERT_EQ(found.after_bytes, expected.after_bytes) << text;
-  ASSERT_EQ(found.time_ns, expected.time_ns) << text;
-  ASSERT_EQ(!found.error, expected.is_valid()) << text << (found.error ? found.error->message : expected.errors[0]);
-  if (found.error) {
-    ASSERT_EQ(found.error->step, expected.error_step) << text;
-    ASSERT_THAT(expected.errors, Contains(found.error->message)) << text;
-    const std::string rule = found.error->message.substr(found.error->message.rfind(": ") + 1);
+  const Simulation simulation = simulate(graph, schedule);
+  ASSERT_EQ(simulation.moment_bytes, expected.moment_bytes) << text;
+  ASSERT_EQ(simulation.after_bytes, expected.after_bytes) << text;
+  ASSERT_EQ(simulation.time_ns, expected.time_ns) << text;
+  ASSERT_EQ(!simulation.error, expected.is_valid())
+      << text << (simulation.error ? simulation.error->message : expected.errors[0]);
+  if (simulation.error) {
+    ASSERT_EQ(simulation.error->step, expected.error_step) << text;
+    ASSERT_THAT(expected.errors, Contains(simulation.error->message)) << text;
+    const std::string rule = simulation.error->message.substr(simulation.error->message.rfind(": ") + 1);
     if (std::ranges::find(met.errors, rule) == met.errors.end()) met.errors.push_back(rule);
-    if (found.error->step < schedule.steps.size()) return;
+    if (simulation.error->step < schedule.steps.size()) return;
   }
-  ASSERT_EQ(found.peak_bytes, expected.peak_bytes) << text;
+  ASSERT_EQ(simulation.peak_bytes, expected.peak_bytes) << text;
   ASSERT_EQ(lifetimes(graph, schedule), expected.lifetimes) << text;
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     std::vector<ValueId> alive;
@@ -153,7 +154,7 @@ void expect_as_by_rules(const Case& tested, Met& met) {
     met.over += schedule.steps[i].is_over() ? 1 : 0;
     met.negative += schedule.steps[i].is_run() && graph.op(schedule.steps[i].op()).workspace_bytes < 0 ? 1 : 0;
   }
-  met.valid += found.error ? 0 : 1;
+  met.valid += simulation.error ? 0 : 1;
 }
 
 TEST(Memory, SimulateAndLifetimesFollowTheRules) {
@@ -166,7 +167,7 @@ TEST(Memory, SimulateAndLifetimesFollowTheRules) {
   EXPECT_GE(met.errors.size(), 9U) << ::testing::PrintToString(met.errors);
 }
 
-/// Everything that a tracker says, but for the numbers of copies.
+/// The observable state of a tracker without the numbers of copies.
 void expect_equal(const Memory& memory, const Memory& expected, const Graph& graph, const std::string& text) {
   ASSERT_EQ(memory.bytes(), expected.bytes()) << text;
   ASSERT_EQ(memory.held_only_count(), expected.held_only_count()) << text;
@@ -204,7 +205,7 @@ TEST(Memory, UndoTakesAStepBack) {
   }
 }
 
-/// The same live copies in a tracker of their own.
+/// Returns a new tracker with the same live copies.
 Memory rebuilt(const Memory& memory, const Graph& graph, const Schedule& schedule, size_t step_count) {
   Memory result(graph);
   for (size_t i = 0; i < step_count; ++i)
@@ -260,7 +261,7 @@ TEST(Memory, FindsNoMomentThatDoesNotFit) {
   EXPECT_EQ(memory.find_moment_bytes(Step::run(OpId{1})), int64_t{1} << 62);
 }
 
-/// The reference itself, by hand.
+/// Tests the reference with values derived by hand.
 TEST(MemoryRules, FindWhatIsWrong) {
   const Graph graph = parse_graph_text(
       "graph g\n"

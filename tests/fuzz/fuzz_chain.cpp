@@ -1,5 +1,5 @@
-// Any bytes as a chain, in JSON and in text: refused with InvalidInput, or written and read back as the same chain,
-// which is found again in its graph.
+// Reads any bytes as a chain, as JSON and as text. They are refused with InvalidInput, or written and read back as an equal
+// chain, which find_chain() finds in its graph.
 #include "headroom/core/error.h"
 #include "headroom/io/json.h"
 #include "headroom/io/text.h"

@@ -1,5 +1,5 @@
-// Any bytes as a graph, in JSON and in text: refused with InvalidInput, or written and read back as the same graph,
-// whose plain schedule is valid.
+// Reads any bytes as a graph, as JSON and as text. They are refused with InvalidInput, or written and read back as an equal
+// graph whose store-all schedule is valid.
 #include "headroom/core/error.h"
 #include "headroom/core/simulate.h"
 #include "headroom/io/json.h"
@@ -18,7 +18,7 @@ void check(const Graph& graph) {
   try {
     HEADROOM_ASSERT(!simulate(graph, store_all(graph)).error);
   } catch (const InvalidInput&) {
-    // Bytes that add up past int64.
+    // The bytes add up to more than an int64.
   }
   if (const std::optional<ChainMatch> match = find_chain(graph)) to_graph(match->chain);
 }

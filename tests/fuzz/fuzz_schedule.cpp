@@ -1,5 +1,5 @@
-// Any bytes as a schedule of one graph, in JSON and in text: refused with InvalidInput, or written and read back as the
-// same schedule, which the simulator judges without falling over.
+// Reads any bytes as a schedule of one graph, as JSON and as text. They are refused with InvalidInput, or written and read
+// back as an equal schedule, which the simulator takes without a crash.
 #include "headroom/core/error.h"
 #include "headroom/core/simulate.h"
 #include "headroom/io/json.h"

@@ -1,5 +1,5 @@
-// A main for a fuzz target where there is no libFuzzer: `fuzz_x SEEDS [RUNS]` runs the target on every file of the
-// folder, then on RUNS random changes of them. The same each time.
+// The main function of a fuzz target without libFuzzer: `fuzz_x SEEDS [RUNS]` runs the target on every file of the folder,
+// then on RUNS random mutations of them, which are the same in every run.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -16,7 +16,7 @@ void run(const std::string& input) {
   LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(input.data()), input.size());
 }
 
-/// `input` with a few bytes changed, cut out, doubled, or taken from `other`.
+/// Returns `input` with a few bytes changed, removed, duplicated, or taken from `other`.
 std::string mutate(std::string input, const std::string& other, std::mt19937_64& random) {
   static constexpr std::string_view kBytes("{}[]\":,-=/#\\ \n019eEnN\0\xFF\x7F", 25);
   for (size_t changes = 1 + random() % 4; changes > 0; --changes) {

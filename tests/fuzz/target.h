@@ -7,7 +7,7 @@
 
 #include "headroom/core/error.h"
 
-/// Each fuzz_*.cpp defines this; libFuzzer or run_seeds.cpp calls it.
+/// The entry point that each fuzz_*.cpp defines, called by libFuzzer or run_seeds.cpp.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace headroom {
@@ -16,7 +16,8 @@ inline std::string_view as_text(const uint8_t* data, size_t size) {
   return std::string_view(reinterpret_cast<const char*>(data), size);
 }
 
-/// Runs `call`. It may throw InvalidInput, with one line of bounded length that begins with its source "f".
+/// Runs `call`, which may throw InvalidInput. The message must be one line of bounded length that begins with the source
+/// "f".
 template <typename Call>
 void unless_invalid(const Call& call) {
   try {

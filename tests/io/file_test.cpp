@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// An empty folder for each test.
+/// Gives each test an empty folder.
 class FileTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -71,7 +71,7 @@ TEST_F(FileTest, SaysWhyItCannotWrite) {
 
 TEST_F(FileTest, LeavesTheOldFileWhenWritingFails) {
   write_file_atomically(path("f"), "old");
-  // Files may not grow past 1000 bytes for a moment.
+  // Limits files to 1000 bytes during the write.
   struct rlimit before {};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
   const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);

@@ -34,7 +34,7 @@ TEST(ParseBytes, RoundsDecimalsDownExactly) {
   EXPECT_EQ(parse_bytes("0.1KiB"), 102);     // 102.4
   EXPECT_EQ(parse_bytes("0.999KiB"), 1022);  // 1022.976
   EXPECT_EQ(parse_bytes("1.9999999999KB"), 1999);
-  EXPECT_EQ(parse_bytes("0.1GB"), 100'000'000);  // in binary floating point a little less or more
+  EXPECT_EQ(parse_bytes("0.1GB"), 100'000'000);  // not exact in binary floating point
   EXPECT_EQ(parse_bytes("0.0009765625KiB"), 1);
   EXPECT_EQ(parse_bytes("0.00097656249999999999999999999999999999999999999999KiB"), 0);
   EXPECT_EQ(parse_bytes("1." + std::string(10000, '9') + "TiB"), (int64_t{2} << 40U) - 1);
@@ -42,7 +42,7 @@ TEST(ParseBytes, RoundsDecimalsDownExactly) {
 }
 
 TEST(ParseBytes, EqualsLongDivision) {
-  // With k decimals: floor(digits * unit / 10^k), in 128 bits.
+  // The value with k decimals is floor(digits * unit / 10^k), in 128 bits.
   __extension__ using Wide = unsigned __int128;
   std::mt19937_64 random(7);
   for (int i = 0; i < 10000; ++i) {

@@ -34,7 +34,7 @@ inline bool same(const Graph& a, const Graph& b) {
          std::ranges::equal(a.ops(), b.ops(), [](const Op& x, const Op& y) { return same(x, y); });
 }
 
-/// Names that a careless writer would spoil.
+/// Names that a writer must escape correctly.
 inline std::string odd_name(std::mt19937_64& random, size_t number) {
   using namespace std::string_literals;
   static const std::array kOdd = {"a b"s,         "q\"uote"s, "</script>"s, "日本"s,    "nul\0nul"s, "-x"s,
@@ -43,7 +43,7 @@ inline std::string odd_name(std::mt19937_64& random, size_t number) {
   return kOdd[below(random, kOdd.size())] + std::to_string(number);
 }
 
-/// A graph with several producers of a value, holds, overwrites and values in any order.
+/// Returns a random graph with several producers of a value, holds, overwrites and values in any order.
 inline Graph random_graph(std::mt19937_64& random) {
   GraphSpec spec;
   spec.name = odd_name(random, 0);
@@ -75,7 +75,7 @@ inline Graph random_graph(std::mt19937_64& random) {
     }
     spec.ops.push_back(op);
   }
-  // A value may hold those before it that all its producers read or write.
+  // A value may hold earlier values that all its producers read or write.
   for (size_t v = 0; v < spec.values.size(); ++v) {
     if (spec.values[v].resident || below(random, 2) == 0) continue;
     for (size_t held = 0; held < v; ++held) {
@@ -124,7 +124,7 @@ inline Chain random_chain(std::mt19937_64& random) {
   return chain;
 }
 
-/// Any steps at all, valid or not.
+/// Returns random steps, valid or not.
 inline Schedule random_schedule(std::mt19937_64& random, const Graph& graph) {
   Schedule schedule;
   if (graph.ops().empty()) return schedule;
@@ -137,7 +137,8 @@ inline Schedule random_schedule(std::mt19937_64& random, const Graph& graph) {
   return schedule;
 }
 
-/// What `call` says when it throws InvalidInput: checked to be one line of bounded length without control characters.
+/// Returns the message with which `call` throws InvalidInput. Checks that it is one line of bounded length without control
+/// characters.
 template <typename Call>
 std::string message_of(const Call& call) {
   try {
@@ -152,7 +153,7 @@ std::string message_of(const Call& call) {
   return "accepted";
 }
 
-/// `text` with the first `from`, which it must have, replaced.
+/// Returns `text` with the first occurrence of `from`, which must exist, replaced.
 inline std::string with(std::string text, std::string_view from, std::string_view to) {
   const size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;

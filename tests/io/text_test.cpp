@@ -62,7 +62,7 @@ TEST(GraphText, IsFreeInItsLayout) {
 }
 
 TEST(GraphText, DefinesValuesInTheirOrder) {
-  // b before a: f cannot define them both in the order of its outputs.
+  // b comes before a, so f cannot define both in the order of its outputs.
   const char* text = "graph g\nvalue b 1\nvalue a 2\nop f 1: -> a b\nop g 1: a -> d=1 e=2\noutputs\n";
   EXPECT_EQ(to_text(parse_graph_text(text)), text);
 }
@@ -187,7 +187,7 @@ TEST(Text, RoundTrips) {
 }
 
 TEST(Text, RefusesEveryTruncation) {
-  // Up to the last line, which may be cut short.
+  // A text that ends within its last line can be a valid graph, so the last line is not truncated.
   const std::string text = kTiny;
   for (size_t length = 0; length < text.find("outputs") + 7; ++length)
     EXPECT_NE(graph_message(text.substr(0, length)), "accepted") << length;

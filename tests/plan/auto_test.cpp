@@ -493,15 +493,5 @@ TEST(PlanAuto, OpsThatRunOnce) {
   expect_sound(Graph(spec), "once");
 }
 
-// While b3 runs, a2, a3 and g2 take 12, and a1 is needed after: 10 bytes kept, or 5 ns to make it again, half a
-// nanosecond a byte. Within 20 there is room for 8 of them: 1 ns at least. Within 19 there is no room for f2.
-TEST(MemoryBound, ByHand) {
-  const Graph graph = three_stages();
-  EXPECT_EQ(memory_bound(graph, 22).time_ns, 21);
-  EXPECT_EQ(memory_bound(graph, 21).time_ns, 22) << "0.5, and times are whole";
-  EXPECT_EQ(memory_bound(graph, 20).time_ns, 22);
-  EXPECT_FALSE(memory_bound(graph, 19).is_feasible);
-}
-
 }  // namespace
 }  // namespace headroom

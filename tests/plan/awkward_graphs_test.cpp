@@ -1,5 +1,5 @@
-// Legal graphs that planners stumble over: alternatives that read what is made from their own output or what nothing
-// else makes, workspaces below 0, copies that are held, ops that only an alternative needs.
+// Valid graphs that are difficult for planners: alternatives that read values computed from their own output, or values that
+// only they need, negative workspaces, held copies, and ops that only an alternative needs.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,8 +27,8 @@ Plan plan_by(const char* planner, const Problem& problem, int64_t budget_bytes) 
   return make_plan(get_planner(planner), problem, request);
 }
 
-/// Whether first runs come as docs/formats.md says, by its words: of two groups of alternatives that every schedule runs,
-/// one with all its ops before all of the other's runs first.
+/// Returns whether first runs follow the base order as docs/formats.md words it: of two groups of alternatives that every
+/// schedule runs, the one with all ops listed before all ops of the other runs first.
 bool keeps_base_order(const Graph& graph, const Schedule& schedule) {
   const NeededGroups groups = find_needed_groups(graph);
   std::vector<size_t> first_step(groups.ops.size(), schedule.steps.size());
@@ -43,7 +43,7 @@ bool keeps_base_order(const Graph& graph, const Schedule& schedule) {
   return true;
 }
 
-/// A path of `count` forward ops, each read by its backward op, and `more` lines of alternatives after the second.
+/// Returns a path of `count` forward ops, each read by its backward op, with `more` lines of alternatives after the second.
 Graph path_with(int count, const std::string& after_second, const std::string& at_end) {
   std::string text = "graph path\nvalue x 1 resident\n";
   const auto name = [](const char* kind, int i) { return kind + std::to_string(i); };
@@ -57,7 +57,7 @@ Graph path_with(int count, const std::string& after_second, const std::string& a
   return parse_graph_text(text + at_end + "outputs g0\n");
 }
 
-// a0 is made from x in 10 ns, and from a1, which is made from it, in 5: neither can wait for the other.
+// a0 is computed from x in 10 ns, or in 5 from a1, which is computed from a0.
 TEST(AwkwardGraphs, AnInverseOfTheNextOp) {
   for (const int count : {8, 12, 30}) {
     const Problem problem = make_problem(path_with(count, "op i1 5: a1 -> a0\n", ""));
@@ -71,7 +71,7 @@ TEST(AwkwardGraphs, AnInverseOfTheNextOp) {
   }
 }
 
-// The second way to make a0 reads e, which nothing else needs and plain training does not make.
+// The second producer of a0 reads e, which nothing else needs and store-all does not compute.
 TEST(AwkwardGraphs, AnAlternativeThatReadsWhatNothingElseMakes) {
   for (const int count : {6, 14, 30}) {
     const Problem problem = make_problem(path_with(count, "", "op e 1 backward: x -> e=1\nop r 1 backward: e -> a0\n"));
@@ -85,7 +85,7 @@ TEST(AwkwardGraphs, AnAlternativeThatReadsWhatNothingElseMakes) {
   }
 }
 
-// Plain training makes a by `slim`'s neighbour `wide`, which needs `big` of 1000 bytes; by `slim` 4 + 1 bytes do.
+// Store-all computes a by `wide`, which needs `big` of 1000 bytes. By `slim`, 4 + 1 bytes are enough.
 TEST(AwkwardGraphs, AnOpThatOnlyAnAlternativeNeedsIsNoLowerBound) {
   const Problem problem =
       make_problem(parse_graph_text("graph g\nvalue x 0 resident\n"
@@ -103,7 +103,7 @@ TEST(AwkwardGraphs, AnOpThatOnlyAnAlternativeNeedsIsNoLowerBound) {
 }
 
 // The last op gives back 150 of the 200 bytes that it writes while it runs, and there is no run after it: the 200 at the
-// end are in no moment. f h k take 110 together; with a made again (6 ns) the largest moment is h's, 100.
+// end are in no moment. f h k take 110 together; with a recomputed (6 ns) the largest moment is that of h, 100.
 TEST(AwkwardGraphs, OutputsThatNoMomentCounts) {
   const Problem problem =
       make_problem(parse_graph_text("graph g\nvalue x 0 resident\n"
@@ -137,8 +137,8 @@ TEST(AwkwardGraphs, NothingIsOptimalOutOfOrder) {
   EXPECT_EQ(plan_by("exhaustive", problem, 10).time_ns, 22);
 }
 
-// tape holds b, so that dropping b frees nothing; but only then can r put its b in the place of a: within 2 bytes t (1 ns)
-// runs once.
+// tape holds b, so that dropping b frees nothing. But only after that drop can r write b in the place of a: within 2 bytes
+// t (1 ns) runs once.
 TEST(AwkwardGraphs, AHeldValueIsDroppedToRunInPlace) {
   const Graph graph = parse_graph_text(
       "graph g\nop mk 0: -> a=1\nop t 1: -> b=1 tape=0\nop c 0: b -> c=0\n"
@@ -149,9 +149,9 @@ TEST(AwkwardGraphs, AHeldValueIsDroppedToRunInPlace) {
   EXPECT_EQ(plan.lower_bound_ns, 1);
 }
 
-// tape's copy holds the first b; v makes another b, and both are in memory for as long as tape is: with big, w would take
-// 5 + 5 + 5 + 6. Run again before z, t makes a tape that holds the b that is there (s 1, b 5 and 8 besides: 14), and w
-// takes 16. After z it is too late: 1 + 5 + 5 + 8 = 19.
+// The copy of tape holds the first b. v writes another b, and both stay in memory as long as tape is live: with big, w would
+// take 5 + 5 + 5 + 6. If t reruns before z, its new tape holds the current b (s 1, b 5 and 8 more: 14), and w takes 16.
+// After z it is too late: 1 + 5 + 5 + 8 = 19.
 TEST(AwkwardGraphs, ARerunFreesWhatIsHeld) {
   const Graph graph = parse_graph_text(
       "graph g\nop mk 0 once: -> s=1\nop t 1 workspace=8: s -> b=5 tape=0\nop u 1: s b -> k=0\n"
@@ -161,8 +161,8 @@ TEST(AwkwardGraphs, ARerunFreesWhatIsHeld) {
   EXPECT_EQ(simulate(graph, *plan.schedule).time_ns, 5);  // t u v t z w
 }
 
-// Plain training makes a by `late`, which is listed after p and reads what p makes: it keeps the base order, although
-// another way to make a is listed before p.
+// Store-all computes a by `late`, which is listed after p and reads its output. That keeps the base order, although another
+// producer of a is listed before p.
 TEST(AwkwardGraphs, AlternativesListedFarApart) {
   const Problem problem =
       make_problem(parse_graph_text("graph g\nvalue x 0 resident\n"
@@ -175,7 +175,7 @@ TEST(AwkwardGraphs, AlternativesListedFarApart) {
   }
 }
 
-/// Ops over whatever is there, in any combination that lint() passes: alternatives of any inputs, holds, runs in place,
+/// Returns a random graph of ops in any combination that lint() passes: alternatives of any inputs, holds, runs in place,
 /// ops that run once, workspaces of both signs, no bytes, several outputs, ops that nothing needs.
 GraphSpec awkward_graph(Random& random, int op_count, int alternatives_percent) {
   GraphSpec spec;
@@ -221,8 +221,8 @@ GraphSpec awkward_graph(Random& random, int op_count, int alternatives_percent) 
   return spec;
 }
 
-/// Every planner at some budgets: a valid schedule in base order (make_plan() throws for an invalid one), and no plan
-/// that belies what another one proves.
+/// Checks every planner at some budgets: its schedule is valid (make_plan() throws for an invalid one) and in base order, and
+/// no plan contradicts the proof of another.
 void expect_sound(const Graph& graph, const std::string& where) {
   const Problem problem = make_problem(graph);
   std::vector<Plan> plans;

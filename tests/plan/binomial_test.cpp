@@ -11,14 +11,14 @@
 namespace headroom {
 namespace {
 
-/// Forward 1 ns, backward nothing, a byte an output: time counts runs of forwards.
+/// Returns a chain with a forward of 1 ns, a backward of 0 ns and outputs of a byte, so that time counts forward runs.
 Chain uniform_chain(int length) {
   Chain chain{"uniform", 0, 1, 0, {}};
   for (int i = 0; i < length; ++i) chain.stages.push_back(Stage{"s", 1, 0, 1, 1, 0, 0, 0});
   return chain;
 }
 
-/// The least number of unrecorded forwards, by the recurrence over where the next state is kept.
+/// Returns the minimum number of unrecorded forwards, by the recurrence over the position of the next kept state.
 int64_t fewest_forwards(int length, int states) {
   static std::map<std::pair<int, int>, int64_t> known;
   if (length <= 1) return 0;

@@ -15,14 +15,14 @@ namespace {
 using testing::Builder;
 
 struct NetOptions {
-  int odd_block = -1;  ///< one that is wider
+  int odd_block = -1;  ///< a block that is wider than the others
   int reach = 1;       ///< blocks back to the stream that the second addend comes from
 };
 
 std::string name(const char* what, int block) { return what + std::to_string(block); }
 
-/// A residual network: each block normalises the stream h, widens it, applies a function with a mask that all blocks
-/// read, narrows it and adds it to the stream. Ten ops a block, forward and backward.
+/// Returns a residual network: each block normalises the stream h, widens it, applies a function with a mask that all blocks
+/// read, narrows it and adds it to the stream. A block has ten ops, forward and backward.
 Graph make_net(int blocks, NetOptions options = {}) {
   Builder builder("net");
   const auto backward = [&](const std::string& op, int64_t time_ns, const std::vector<std::string>& inputs,
@@ -64,8 +64,8 @@ Graph make_net(int blocks, NetOptions options = {}) {
   return builder.graph();
 }
 
-/// What a graph does, without names and numbers: for each op its costs, what it writes, and where what it reads, may
-/// write over and has held comes from.
+/// Describes a graph without names and ids: for each op its costs, its outputs, and the sources of the values that it
+/// reads, may overwrite and holds.
 using Source = std::tuple<int64_t, int64_t, int64_t>;  ///< op, output, bytes
 struct OpShape {
   int64_t time_ns;
@@ -116,7 +116,7 @@ std::vector<int32_t> plain_runs(const Graph& graph) {
   return runs;
 }
 
-/// Plain training, with `again` of a block run before `before` of it in backward, for all blocks or some.
+/// Returns store-all with reruns: in all or some blocks, the ops `again` run before the op `before` in backward.
 template <typename IsIn>
 std::vector<int32_t> runs_with(const Graph& graph, int blocks, const char* again, const char* before, IsIn is_in) {
   std::vector<int32_t> runs = plain_runs(graph);
@@ -137,7 +137,7 @@ TEST(Blocks, AreFoundButTheFirstAndTheLastOfThem) {
   EXPECT_EQ(blocks->backward.length, 5);
   EXPECT_EQ(graph.ops()[static_cast<size_t>(blocks->op_at({2, 1, false}))].name, "up3");
   EXPECT_EQ(graph.ops()[static_cast<size_t>(blocks->op_at({2, 1, true}))].name, "b_act3");
-  // The first reads what embed makes, the last what loss makes.
+  // The first block reads the output of embed, the last that of loss.
   EXPECT_EQ(blocks->first_equal, 1);
   EXPECT_EQ(blocks->equal_count, 38);
 }
@@ -190,7 +190,7 @@ TEST(Unfold, HasEveryBlockDoTheSame) {
   EXPECT_EQ(unfold(*folding, few, few, 100), runs_with(graph, 40, "up", "b_act", every));
 }
 
-// Of 48 equal blocks each of the 12 stands for four: half of those, the first two, do as the first plan says.
+// Each of the 12 blocks stands for four of 48. The first two of these four follow the first plan.
 TEST(Unfold, MixesTwoPlans) {
   const Graph graph = make_net(50);
   const std::optional<Folding> folding = fold(graph, 12, 32);

@@ -6,21 +6,23 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "headroom/core/simulate.h"
-#include "headroom/plan/chain/needs.h"
 #include "headroom/plan/chain/steps.h"
-#include "headroom/plan/chain/table.h"
+#include "tests/plan/random_chain.h"
 
 namespace headroom {
 namespace {
 
+using testing::deep_chain;
+using testing::Random;
+using testing::random_chain;
+using testing::text_of;
+
 constexpr int64_t kExactSlots = std::numeric_limits<int64_t>::max();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 PlanRequest request_of(int64_t budget_bytes, int threads = 1) {
   PlanRequest request;
@@ -33,87 +35,8 @@ PlanResult plan_exactly(const Chain& chain, int64_t budget_bytes) {
   return plan_chain(chain, request_of(budget_bytes), {.slots = kExactSlots});
 }
 
-std::string text_of(const Chain& chain) {
-  std::string text = "resident " + std::to_string(chain.resident_bytes) + " input " +
-                     std::to_string(chain.input_bytes) + " input gradient " +
-                     std::to_string(chain.input_gradient_bytes) + "\n";
-  for (const Stage& stage : chain.stages)
-    text += stage.name + ": forward " + std::to_string(stage.forward_ns) + " backward " +
-            std::to_string(stage.backward_ns) + " output " + std::to_string(stage.output_bytes) + " tape " +
-            std::to_string(stage.tape_bytes) + " workspaces " + std::to_string(stage.forward_workspace_bytes) + " " +
-            std::to_string(stage.effective_record_workspace_bytes()) + " " +
-            std::to_string(stage.backward_workspace_bytes) + " gradient " + std::to_string(stage.gradient_bytes) + "\n";
-  return text;
-}
-
-class Random {
- public:
-  explicit Random(uint64_t seed) : engine_(seed) {}
-  int64_t between(int64_t least, int64_t most) {
-    return least + static_cast<int64_t>(engine_() % static_cast<uint64_t>(most - least + 1));
-  }
-  bool chance(int percent) { return between(1, 100) <= percent; }
-
- private:
-  std::mt19937_64 engine_;
-};
-
-/// Sizes of 0..9, or multiples of `unit`; workspaces in one of three chains, some negative; gradients in half of them.
-Chain random_chain(Random& random, int length, int64_t unit = 1) {
-  const int kind = static_cast<int>(random.between(0, 3));
-  const int64_t least_workspace = kind == 1 ? -4 : kind == 2 ? -40 : 0;
-  const int64_t most_workspace = kind == 0 ? 0 : 9;
-  const bool has_gradients = random.chance(50);
-  const bool has_zeros = random.chance(30);
-  const bool records_apart = random.chance(30);
-  const int64_t most_bytes = random.chance(10) ? 1 : 9;
-  const auto size = [&] { return has_zeros && random.chance(40) ? 0 : unit * random.between(0, most_bytes); };
-  Chain chain;
-  chain.name = "random";
-  chain.resident_bytes = size();
-  chain.input_bytes = size();
-  chain.input_gradient_bytes = random.chance(30) ? 0 : chain.input_bytes;
-  for (int i = 1; i <= length; ++i) {
-    Stage stage;
-    stage.name = "s" + std::to_string(i);
-    stage.forward_ns = random.between(0, 9);
-    stage.backward_ns = random.between(0, 9);
-    stage.output_bytes = size();
-    stage.tape_bytes = stage.output_bytes + size();
-    stage.forward_workspace_bytes = unit * random.between(least_workspace, most_workspace);
-    stage.backward_workspace_bytes = unit * random.between(least_workspace, most_workspace);
-    stage.gradient_bytes = has_gradients ? size() : 0;
-    if (records_apart && random.chance(60)) stage.record_workspace_bytes = unit * random.between(-9, 9);
-    chain.stages.push_back(stage);
-  }
-  return chain;
-}
-
-/// A chain shaped like a deep residual network: sizes halve and times vary.
-Chain deep_chain(int length) {
-  Random random(1);
-  Chain chain;
-  chain.name = "deep";
-  chain.resident_bytes = 1'000'000;
-  chain.input_bytes = 600'000;
-  chain.input_gradient_bytes = 0;
-  for (int i = 1; i <= length; ++i) {
-    Stage stage;
-    stage.name = "s" + std::to_string(i);
-    stage.forward_ns = random.between(100'000, 400'000);
-    stage.backward_ns = 2 * stage.forward_ns;
-    stage.output_bytes = i == length ? 4 : 4'000'000 >> (3 * i / length);
-    stage.tape_bytes = stage.output_bytes * (i == length ? 1 : random.between(2, 5));
-    stage.forward_workspace_bytes = random.between(0, 1'000'000);
-    stage.backward_workspace_bytes = random.between(0, 1'000'000);
-    stage.gradient_bytes = random.between(0, 20'000);
-    chain.stages.push_back(stage);
-  }
-  return chain;
-}
-
-/// Every way to reverse the stages i..l, as the runs it takes: independent of the planner's tables. `forwards` has the op
-/// that runs each stage and keeps no tape.
+/// Returns all ways to reverse the stages i..l, as runs, independently of the planner's tables. `forwards` has the op that
+/// runs each stage without keeping a tape.
 std::vector<std::vector<OpId>> all_ways(const ChainIds& ids, const std::vector<OpId>& forwards, int i, int l) {
   if (i == l) return {{ids.record(i), ids.backward(i)}};
   std::vector<std::vector<OpId>> ways;
@@ -138,14 +61,14 @@ std::vector<std::vector<OpId>> all_ways(const ChainIds& ids, const std::vector<O
   return ways;
 }
 
-/// Least time by peak, over every way; simulate() says both.
+/// Returns the minimum time within each peak over all ways, both from simulate().
 std::map<int64_t, int64_t> brute_force_front(const Chain& chain) {
   const Graph graph = to_graph(chain);
   const ChainIds ids(chain.length());
   const auto is_apart = [](const Stage& stage) { return stage.record_workspace_bytes.has_value(); };
   const bool records_apart = std::ranges::any_of(chain.stages, is_apart);
   std::map<int64_t, int64_t> front;
-  // By F or by R, the tape dropped: which one takes less is the same at every moment.
+  // A forward runs by F, or by R whose tape is dropped. Which of them takes less memory is the same at every moment.
   for (int by_record = 0; by_record < (records_apart ? 1 << chain.length() : 1); ++by_record) {
     std::vector<OpId> forwards = {OpId{-1}};
     for (int k = 1; k <= chain.length(); ++k)
@@ -157,12 +80,12 @@ std::map<int64_t, int64_t> brute_force_front(const Chain& chain) {
       if (!is_new) place->second = std::min(place->second, simulation.time_ns);
     }
   }
-  int64_t least_ns = std::numeric_limits<int64_t>::max();
-  for (auto& [peak_bytes, time_ns] : front) time_ns = least_ns = std::min(least_ns, time_ns);
+  int64_t min_ns = std::numeric_limits<int64_t>::max();
+  for (auto& [peak_bytes, time_ns] : front) time_ns = min_ns = std::min(min_ns, time_ns);
   return front;
 }
 
-/// Peak and time of a plan, which must be valid and within the budget.
+/// Returns the simulation of a plan, which must be valid and within the budget.
 Simulation judge(const Graph& graph, const PlanResult& result, int64_t budget_bytes) {
   Simulation simulation;
   EXPECT_TRUE(result.schedule.has_value());
@@ -267,7 +190,7 @@ TEST(PlanChain, OneStage) {
 }
 
 // The chain of TwoStagesByHand, stage 1 with a workspace of 9 unrecorded and of -4 recorded.
-//   Keep a1 by R1 and a drop of t1: 3+5-4 instead of F1's 3+3+9 = 15; then B2 14 as before, and R1 again 3+3+5-4.
+//   Keep a1 by R1 and a drop of t1: 3+5-4 instead of F1's 3+3+9 = 15; then B2 14 as before, and a rerun of R1 3+3+5-4.
 TEST(PlanChain, ForwardByRecordingWhereThatIsLeaner) {
   Chain chain{"two", 0, 0, 0, {stage_of("one", 4, 8, 3, 5, 9), stage_of("two", 6, 12, 3, 5)}};
   chain.stages[0].record_workspace_bytes = -4;
@@ -292,7 +215,7 @@ TEST(PlanChain, OutputsHaveNoSize) {
   Chain chain{"tapes", 0, 0, 0, {}};
   for (int i = 1; i <= 40; ++i) chain.stages.push_back(stage_of("s" + std::to_string(i), 1, 1, 0, 1));
   const Graph graph = to_graph(chain);
-  // With k tapes at most at a time, the first 40 - k stages run forward once, and again when they are recorded.
+  // With at most k tapes at a time, the first 40 - k stages run forward once, and again to be recorded.
   for (int64_t k = 1; k <= 40; ++k) {
     const PlanResult result = plan_exactly(chain, k);
     EXPECT_EQ(result.smallest_budget_bytes, 1);
@@ -325,7 +248,7 @@ TEST(PlanChain, EqualsBruteForceOnRandomChains) {
   }
 }
 
-// A factor on all times changes nothing but the times, also past what fits 32 bits.
+// A factor on all times changes only the times, even if they do not fit 32 bits.
 TEST(PlanChain, LongTimes) {
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     Random random(seed);
@@ -381,11 +304,11 @@ TEST(PlanChain, MoreMemoryIsNeverSlower) {
     const Graph graph = to_graph(chain);
     SCOPED_TRACE("seed " + std::to_string(seed) + "\n" + text_of(chain));
     const int64_t smallest_bytes = plan_exactly(chain, 0).smallest_budget_bytes;
-    int64_t least_ns = std::numeric_limits<int64_t>::max();
+    int64_t min_ns = std::numeric_limits<int64_t>::max();
     for (int64_t budget_bytes = smallest_bytes; budget_bytes <= smallest_bytes + 150; ++budget_bytes) {
       const int64_t time_ns = judge(graph, plan_exactly(chain, budget_bytes), budget_bytes).time_ns;
-      ASSERT_LE(time_ns, least_ns);
-      least_ns = time_ns;
+      ASSERT_LE(time_ns, min_ns);
+      min_ns = time_ns;
     }
   }
 }
@@ -395,87 +318,11 @@ TEST(PlanChain, ThreadsDoNotChangeThePlan) {
   const int64_t smallest_bytes = plan_chain(chain, request_of(0)).smallest_budget_bytes;
   for (const int64_t factor : {11, 30}) {
     const int64_t budget_bytes = smallest_bytes * factor / 10;
-    const PlanResult one = plan_chain(chain, request_of(budget_bytes, 1));
-    ASSERT_TRUE(one.schedule.has_value());
+    const PlanResult single = plan_chain(chain, request_of(budget_bytes, 1));
+    ASSERT_TRUE(single.schedule.has_value());
     for (const int threads : {0, 2, 5})
-      EXPECT_EQ(one.schedule, plan_chain(chain, request_of(budget_bytes, threads)).schedule);
+      EXPECT_EQ(single.schedule, plan_chain(chain, request_of(budget_bytes, threads)).schedule);
   }
-}
-
-/// The recurrence as table.h states it, without blocks, tiles and skipping.
-std::vector<double> plain_table(const ChainNeeds& needs, int64_t capacity, const std::vector<int64_t>& forward_ns) {
-  const auto width = static_cast<size_t>(capacity + 1);
-  const auto length = static_cast<size_t>(needs.length);
-  std::vector<double> table((length + 2) * (length + 2) * width, kInfinity);
-  const auto cell = [&](int i, int l, int64_t m) -> double& {
-    return table[(static_cast<size_t>(i) * (length + 2) + static_cast<size_t>(l)) * width + static_cast<size_t>(m)];
-  };
-  for (int i = needs.length; i >= 1; --i) {
-    for (int l = i; l <= needs.length; ++l) {
-      for (int64_t m = needs.begin(i, l); m <= capacity; ++m) {
-        double best = i == l ? 0 : kInfinity;
-        const int64_t beside_tape = m - needs.tape[static_cast<size_t>(i)];
-        if (i < l && m >= needs.record(i, l) && beside_tape >= 0) best = cell(i + 1, l, beside_tape);
-        double forward_sum_ns = 0;
-        for (int j = i; j < l; ++j) {
-          forward_sum_ns += static_cast<double>(forward_ns[static_cast<size_t>(j) - 1]);
-          const int64_t beside_output = m - needs.output[static_cast<size_t>(j)];
-          if (beside_output >= 0) best = std::min(best, forward_sum_ns + cell(j + 1, l, beside_output) + cell(i, j, m));
-        }
-        cell(i, l, m) = best;
-      }
-    }
-  }
-  return table;
-}
-
-/// With uint32_t what the table cannot tell is infinity.
-template <typename Number>
-void expect_table_is_plain(const Chain& chain, int64_t slot_bytes, int64_t capacity, int threads) {
-  std::vector<int64_t> forward_ns;
-  for (const Stage& stage : chain.stages) forward_ns.push_back(stage.forward_ns);
-  const ChainNeeds needs = ChainMoments(chain).needs(slot_bytes);
-  const SegmentArray<int64_t> least = least_memory(needs);
-  const std::vector<double> expected = plain_table(needs, capacity, forward_ns);
-  const auto width = static_cast<size_t>(capacity + 1);
-  const auto stride = static_cast<size_t>(needs.length) + 2;
-  for (const InstructionSet instruction_set : supported_instruction_sets()) {
-    const ChainTable<Number> table(needs, capacity, least, forward_ns, size_t{1} << 30, {threads, instruction_set});
-    for (int i = 1; i <= needs.length; ++i) {
-      double forward_sum_ns = 0;
-      for (int l = 1; l <= needs.length; ++l) {
-        forward_sum_ns += static_cast<double>(forward_ns[static_cast<size_t>(l) - 1]);
-        if (l < i) continue;
-        const int64_t most = capacity - needs.output[static_cast<size_t>(i) - 1];
-        for (int64_t m = 0; m <= most; ++m) {
-          double value =
-              expected[(static_cast<size_t>(i) * stride + static_cast<size_t>(l)) * width + static_cast<size_t>(m)];
-          if (value + forward_sum_ns >= ChainTable<Number>::kMostNs) value = kInfinity;
-          ASSERT_EQ(table.extra_ns(i, l, m), value)
-              << "instruction set " << static_cast<int>(instruction_set) << " segment " << i << ".." << l << " m " << m;
-        }
-      }
-    }
-  }
-}
-
-TEST(ChainTable, EqualsThePlainRecurrenceWithEveryInstructionSet) {
-  for (uint64_t seed = 1; seed <= 25; ++seed) {
-    Random random(seed);
-    Chain chain = random_chain(random, static_cast<int>(random.between(1, 70)));
-    const int64_t slot_bytes = random.between(1, 3);
-    const int64_t capacity = random.between(0, 200);
-    const int threads = static_cast<int>(random.between(1, 3));
-    SCOPED_TRACE("seed " + std::to_string(seed) + "\n" + text_of(chain));
-    expect_table_is_plain<uint32_t>(chain, slot_bytes, capacity, threads);
-    expect_table_is_plain<double>(chain, slot_bytes, capacity, threads);
-    // So long that uint32_t can tell some of the times only.
-    for (Stage& stage : chain.stages) stage.forward_ns *= 3'000'000;
-    expect_table_is_plain<uint32_t>(chain, slot_bytes, capacity, threads);
-    if (HasFailure()) break;
-  }
-  expect_table_is_plain<uint32_t>(deep_chain(120), 200'000, 160, 2);
-  expect_table_is_plain<double>(deep_chain(120), 200'000, 160, 2);
 }
 
 TEST(PlanChain, LongChainsThatFitAreRecorded) {
@@ -483,7 +330,7 @@ TEST(PlanChain, LongChainsThatFitAreRecorded) {
   for (int i = 1; i <= 100'000; ++i) chain.stages.push_back(stage_of("s" + std::to_string(i), 1, 2, 1, 2));
   const PlanResult result = plan_chain(chain, request_of(1'000'000));
   EXPECT_EQ(result.status, PlanStatus::kOptimal);
-  EXPECT_EQ(result.smallest_budget_bytes, -1);  // not computed
+  EXPECT_EQ(result.smallest_budget_bytes, -1);  // Not computed.
   EXPECT_EQ(judge(to_graph(chain), result, 1'000'000).time_ns, 300'000);
 }
 
@@ -528,21 +375,6 @@ TEST(PlanChain, Errors) {
   Chain many{"many", 0, 1, 1, {}};
   for (int i = 1; i <= 5000; ++i) many.stages.push_back(stage_of("s" + std::to_string(i), 1, 2, 1, 2));
   expect_error(many, request_of(1000), {}, "at most 2048 stages, found 5000");
-}
-
-TEST(ChainSteps, NeverDropsWhatMustStay) {
-  ChainSteps steps(2);
-  const ChainIds ids(2);
-  steps.drop_output(0);
-  steps.drop_gradient(0);
-  steps.drop_gradient(2);
-  steps.drop_output(2);
-  steps.drop_gradient(1);
-  steps.backward_and_drop(2);
-  const std::vector<Step> expected = {Step::drop(ids.output(2)), Step::drop(ids.gradient(1)),
-                                      Step::run(ids.backward(2)), Step::drop(ids.tape(2)), Step::drop(ids.output(2))};
-  EXPECT_EQ(steps.take().steps, expected);
-  EXPECT_TRUE(steps.take().steps.empty());
 }
 
 }  // namespace

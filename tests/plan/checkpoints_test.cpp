@@ -109,7 +109,7 @@ TEST(PeakCubic, PublishedOptimumOnVgg19) {
   EXPECT_THAT(plan_peak_cubic(chain, {}).checkpoints, ElementsAre(3, 6));
 }
 
-/// The best of all subsets: least peak, then least recomputation, then fewest checkpoints.
+/// Returns the best of all subsets: minimum peak, then minimum recomputation, then fewest checkpoints.
 struct Best {
   int64_t peak_bytes = std::numeric_limits<int64_t>::max();
   int64_t time_ns = 0;
@@ -145,7 +145,7 @@ TEST(PeakLinear, EqualsAllSubsets) {
 }
 
 TEST(PeakLinear, EqualsAllSubsetsByTheQueue) {
-  // No forward workspaces and none below 0: the linear algorithm is exact.
+  // Without forward workspaces, and with none below 0, the linear algorithm is exact.
   for (uint64_t seed = 1; seed <= 1500 && !HasFatalFailure(); ++seed) {
     Random random(seed);
     Chain chain = testing::random_chain(random, static_cast<int>(random.number(1, 9)));

@@ -19,7 +19,7 @@ using testing::training_step;
 
 ForwardGraph forward_of(const ForwardSpec& spec) { return forward_graph(Graph(training_step(spec)), "division-tree"); }
 
-/// "linear(…)", "branch(…)", "complicated(…)" with joints and, where something is inside, children.
+/// Returns a tree as "linear(…)", "branch(…)" or "complicated(…)" with joints and the children that are not empty.
 std::string text(const DivisionTree& tree, int node = 0) {
   const DivisionNode& n = tree.nodes[static_cast<size_t>(node)];
   const char* const kinds[] = {"linear(", "branch(", "complicated("};
@@ -35,7 +35,7 @@ std::string text(const DivisionTree& tree, int node = 0) {
 
 std::string tree_of(const ForwardSpec& spec) { return text(division_tree(forward_of(spec))); }
 
-/// All that lies inside a node.
+/// Returns all vertices inside a node.
 std::set<int> inside(const DivisionTree& tree, int node) {
   std::set<int> vertices;
   std::vector<int> open = {node};
@@ -50,7 +50,7 @@ std::set<int> inside(const DivisionTree& tree, int node) {
   return vertices;
 }
 
-/// The parts of `vertices` that are connected without `removed`, by edges of `edges`.
+/// Returns the connected components of `vertices` without `removed`, by `edges`.
 std::vector<std::set<int>> parts_without(std::set<int> vertices, const std::vector<std::pair<int, int>>& edges,
                                          const std::set<int>& removed) {
   for (const int v : removed) vertices.erase(v);
@@ -90,13 +90,13 @@ TEST(DivisionTree, HandMade) {
 }
 
 TEST(DivisionTree, SidesGoWhereTheyBelong) {
-  // The path 0 1 2 3 with 4, read by nothing, below 1: between 1 and 2.
+  // The path 0 1 2 3 with 4, which nothing reads, after 1: between 1 and 2.
   EXPECT_EQ(tree_of({{1, 1, 1, 1, 1}, {{0, 1}, {1, 2}, {2, 3}, {1, 4}}, {}}), "linear(0 1 2 branch(linear(4)))");
-  // The path 1 2 3 4 with 0, which reads nothing, above 3: between 2 and 3.
+  // The path 1 2 3 4 with 0, which reads nothing, before 3: between 2 and 3.
   EXPECT_EQ(tree_of({{1, 1, 1, 1, 1}, {{0, 3}, {1, 2}, {2, 3}, {3, 4}}, {}}), "linear(1 2 3 branch(linear(0)))");
-  // 0 and 4 belong together and to nothing else: before the path.
+  // 0 and 4 are a component of their own, which comes before the path.
   EXPECT_EQ(tree_of({{1, 1, 1, 1, 1, 1}, {{0, 4}, {1, 2}, {2, 3}, {3, 5}}, {}}), "linear(1 2 3 branch(linear(0 4)))");
-  // 0 above 3 again, now with another reader, 5, which goes between 0 and 3.
+  // The same 0, now with another reader, 5, which is between 0 and 3.
   EXPECT_EQ(tree_of({{1, 1, 1, 1, 1, 1}, {{0, 3}, {0, 5}, {1, 2}, {2, 3}, {3, 4}}, {}}),
             "linear(1 2 3 branch(linear(0 branch(linear(5)))))");
   // Nothing is connected.
@@ -130,7 +130,7 @@ TEST(DivisionTree, OfRandomGraphs) {
       }
       if (node.kind != DivisionKind::kComplicated) continue;
 
-      // The largest segments: what comes off without two vertices, other than both ends, and holds no end.
+      // The largest segments: components that removing two vertices, other than both ends, cuts off from both ends.
       std::vector<std::pair<int, int>> closed;
       for (const auto& edge : edges) {
         if (all.contains(edge.first) && all.contains(edge.second)) closed.push_back(edge);
@@ -170,7 +170,7 @@ TEST(LeastDivision, OfAPathIsLeastCut) {
     for (int64_t& size : sizes) size = static_cast<int64_t>(random() % (seed % 2 == 0 ? 5 : 1000));
     const ForwardGraph forward = forward_of(path(sizes));
     std::vector<int> kept = least_division(forward, division_tree(forward)).kept;
-    for (int& v : kept) ++v;  // positions are counted from 1
+    for (int& v : kept) ++v;  // Positions count from 1.
     ASSERT_EQ(kept, least_cut(sizes)) << "seed " << seed << ": " << path(sizes).text();
   }
 }
@@ -225,7 +225,7 @@ TEST(LeastDivision, SaysWhatItsChoiceCosts) {
 }
 
 TEST(PlanDivisionTree, ByHand) {
-  // The second example above: 1 2 are made again, 4 5 and the target are recorded; 7 is the target.
+  // The second example above: 1 2 are recomputed, 4 5 and the target 7 are recorded.
   const ForwardSpec spec{
       {1, 10, 10, 1, 10, 10, 1, 1}, {{0, 1}, {0, 6}, {1, 2}, {2, 3}, {3, 4}, {4, 5}, {5, 6}, {6, 7}}, {}};
   const Graph graph(training_step(spec));
@@ -258,7 +258,7 @@ TEST(PlanDivisionTree, IsValid) {
 
 TEST(PlanDivisionTree, LargeGraphs) {
   std::mt19937_64 random(1);
-  // Complicated all over, and a long path of nested skips.
+  // A graph that is a single complicated node, and a long path of nested skips.
   ForwardSpec tangle;
   ForwardSpec nested = path(std::vector<int64_t>(2000, 1));
   for (int v = 0; v < 1500; ++v) {
@@ -270,7 +270,7 @@ TEST(PlanDivisionTree, LargeGraphs) {
     const Graph graph(training_step(spec));
     EXPECT_FALSE(verify(graph, *plan_division_tree(graph, {}).schedule));
   }
-  // More than is searched for segments: cut into runs.
+  // Graphs that are too large for the search for segments are cut into runs.
   ForwardSpec wide;
   for (int v = 0; v < 8'000; ++v) {
     wide.bytes.push_back(1);

@@ -18,16 +18,16 @@ namespace {
 using testing::Builder;
 using testing::Random;
 
-/// Every sequence of at most `most_runs` runs in which first runs of needed groups follow the base order, each with
-/// drops as early as can be: peak and time of those that make a valid step.
+/// Tries all sequences of at most `max_runs` runs in which first runs of needed groups follow the base order, with drops as
+/// early as possible, and records peak and time of the valid ones.
 class AllSequences {
  public:
-  AllSequences(const Graph& graph, size_t most_runs)
-      : graph_(graph), groups_(find_needed_groups(graph)), most_(most_runs) {
+  AllSequences(const Graph& graph, size_t max_runs)
+      : graph_(graph), groups_(find_needed_groups(graph)), most_(max_runs) {
     extend(0);
   }
 
-  /// The least time within a budget, or none.
+  /// Returns the minimum time within a budget, or nothing.
   std::optional<int64_t> least_time(int64_t budget_bytes) const {
     std::optional<int64_t> least;
     for (const auto& [peak_bytes, time_ns] : found_)
@@ -40,7 +40,7 @@ class AllSequences {
   void extend(size_t first_runs) {
     const Schedule schedule = with_drops(graph_, runs_);
     const Simulation result = simulate(graph_, schedule);
-    // An input that was never made is a fault; a missing output at the end may still come.
+    // A missing input is an error. A missing output at the end can still be computed.
     if (result.error && result.error->step < schedule.steps.size()) return;
     if (!result.error) found_.emplace_back(result.peak_bytes, result.time_ns);
     if (runs_.size() == most_) return;
@@ -73,8 +73,8 @@ TEST(Exhaustive, EqualsAllSequencesOfRuns) {
     GraphSpec spec = testing::random_graph(random, {.forward_ops = 2});
     for (Op& op : spec.ops) op.overwrites.clear();
     const Graph graph(spec);
-    const size_t most_runs = base_ops(graph).size() + 2;
-    const AllSequences all(graph, most_runs);
+    const size_t max_runs = base_ops(graph).size() + 2;
+    const AllSequences all(graph, max_runs);
     const int64_t peak_bytes = simulate(graph, store_all(graph)).peak_bytes;
     for (int64_t budget_bytes = graph.resident_bytes(); budget_bytes <= peak_bytes; ++budget_bytes) {
       const PlanResult plan = plan_exhaustive(graph, {budget_bytes, {}});
@@ -93,7 +93,7 @@ TEST(Exhaustive, EqualsAllSequencesOfRuns) {
       ASSERT_EQ(result.time_ns, plan.lower_bound_ns) << where;
       ASSERT_GE(result.time_ns, time_lower_bound_ns(graph)) << where;
       const auto runs = std::ranges::count_if(plan.schedule->steps, [](const Step& step) { return step.is_run(); });
-      if (static_cast<size_t>(runs) > most_runs) continue;  // beyond what the reference tries
+      if (static_cast<size_t>(runs) > max_runs) continue;  // More runs than the reference tries.
       ASSERT_TRUE(expected) << where;
       ASSERT_EQ(result.time_ns, *expected) << where;
       ++compared;
@@ -102,7 +102,7 @@ TEST(Exhaustive, EqualsAllSequencesOfRuns) {
   EXPECT_GT(compared, 1000);
 }
 
-/// The least peak takes more time than plain training does: that is no bound for other plans.
+/// The plan with the minimum peak takes more time than store-all, which is no bound for other plans.
 TEST(Exhaustive, WithoutABudgetNoBoundIsAboveAFasterPlan) {
   int slower = 0;
   for (uint64_t seed = 1; seed <= 50; ++seed) {

@@ -46,12 +46,12 @@ TEST(ForwardGraph, OfAChainKeepsOutputsWithoutTapes) {
   const ForwardGraph forward = forward_graph(to_graph(chain), "planner");
   const ChainIds ids(2);
   ASSERT_EQ(forward.size(), 2);
-  // R1 makes a1 (4) and t1 (6), both read by B1; forward reads a1 alone, and F1 makes just that.
+  // R1 writes a1 (4) and t1 (6), both read by B1. Forward reads only a1, which is all that F1 writes.
   EXPECT_EQ(forward.vertex(0).op, ids.record(1));
   EXPECT_EQ(forward.vertex(0).size_bytes, 10);
   EXPECT_EQ(forward.vertex(0).kept_bytes, 4);
   EXPECT_EQ(forward.vertex(0).kept, std::vector<ValueId>{ids.output(1)});
-  // No forward op reads what R2 makes: keeping it is keeping all of it.
+  // No forward op reads an output of R2, so keeping it keeps all of them.
   EXPECT_EQ(forward.vertex(1).kept, (std::vector<ValueId>{ids.output(2), ids.tape(2)}));
 }
 
@@ -68,7 +68,7 @@ TEST(ForwardGraph, WhatNoChoiceChangesCostsNothing) {
 }
 
 TEST(ForwardGraph, SeveralOutputsAreKeptTogether) {
-  // f0 also makes m, which only b0 reads; nothing makes a0 alone.
+  // f0 also writes m, which only b0 reads. No op writes a0 alone.
   GraphSpec spec = training_step(path({4, 5}));
   spec.values.push_back({.name = "m", .bytes = 2, .holds = {}});
   spec.ops[0].outputs.push_back(value_id(5));
@@ -79,7 +79,7 @@ TEST(ForwardGraph, SeveralOutputsAreKeptTogether) {
 }
 
 TEST(ForwardGraph, AReaderTakesTheLastProducerBeforeIt) {
-  // f0 makes a0 for f1; then h makes a0 again, from a1, for f2.
+  // f0 writes a0 for f1; then h writes a0 from a1, for f2.
   GraphSpec spec = training_step(path({4, 5, 6}));
   Op again{.name = "h", .inputs = {value_id(3)}, .outputs = {value_id(1)}, .overwrites = {}};
   spec.ops.insert(spec.ops.begin() + 2, again);
@@ -94,7 +94,7 @@ TEST(ForwardGraph, Refuses) {
   EXPECT_EQ(error_of(Graph(spec)), "planner needs backward ops; graph 'step' has none");
   for (Op& op : spec.ops) op.phase = Phase::kBackward;
   EXPECT_EQ(error_of(Graph(spec)), "planner needs forward ops; graph 'step' has none");
-  // A forward op that nothing needs is none.
+  // A forward op whose outputs nothing needs is not part of the graph.
   spec.ops[0].phase = Phase::kForward;
   spec.ops[1].inputs = {ValueId{0}};
   spec.ops[2].inputs = {value_id(3)};

@@ -21,7 +21,7 @@ constexpr int64_t kMany = 1'000'000;
 
 ForwardGraph forward_of(const ForwardSpec& spec) { return forward_graph(Graph(training_step(spec)), "lower-sets"); }
 
-/// All increasing sequences of lower sets, by the definition.
+/// Tries all increasing sequences of lower sets.
 class BruteForce {
  public:
   BruteForce(const ForwardSpec& spec, int64_t bound) : spec_(spec), bound_(bound) { extend(0, 0, 0); }
@@ -88,13 +88,13 @@ TEST(LowerSets, ByHand) {
 
   const LowerSets ancestors = lower_sets(forward_of(spec), false, kMany);
   EXPECT_EQ(ancestors.size_bytes, (std::vector<int64_t>{0, 1, 3, 5, 15}));
-  // Two targets: all is no vertex's ancestors.
+  // With two targets, the set of all vertices is not the ancestors of any vertex.
   EXPECT_EQ(lower_sets(forward_of({{1, 2, 4}, {{0, 1}, {0, 2}}, {}}), false, kMany).size_bytes,
             (std::vector<int64_t>{0, 1, 3, 5, 7}));
 }
 
 TEST(LeastTimeSequence, ByHand) {
-  // Path of 4, sizes 2, times 1, 2, 3, 4. All at once needs 16 and takes nothing.
+  // Path of 4, sizes 2, times 1, 2, 3, 4. All at once needs 16 and no recomputation.
   ForwardSpec spec = path({2, 2, 2, 2});
   spec.times = {1, 2, 3, 4};
   const ForwardGraph forward = forward_of(spec);
@@ -102,7 +102,7 @@ TEST(LeastTimeSequence, ByHand) {
   const auto search = [&](int64_t bound) { return least_time_sequence(forward, sets, bound, kMany).sequence; };
   EXPECT_EQ(search(16)->sets, std::vector<int>{4});
   EXPECT_EQ(search(16)->time_ns, 0);
-  // 15: first {0} (4 + the reader's 2 <= 15) keeping 2 and running nothing again, then 2 + 12 = 14.
+  // 15: first {0} (4 + the reader's 2 <= 15) keeping 2 without recomputation, then 2 + 12 = 14.
   EXPECT_EQ(search(15)->sets, (std::vector<int>{1, 4}));
   EXPECT_EQ(search(15)->time_ns, 0);
   EXPECT_EQ(search(15)->kept_bytes, 2);
@@ -210,7 +210,7 @@ TEST(PlanLowerSets, Limits) {
 
 /// A path of 300 vertices of 100 bytes, one level of checkpoints: while the segment after i of them is reversed, i and the
 /// segment are in memory. Even segments take 17 + 18; the best are 1, 2, ..., k vertices long from the last to the first,
-/// k (k + 1) / 2 = 300 where k = 24, and take 24 without gradients. No vertex runs more than once again.
+/// k (k + 1) / 2 = 300 where k = 24, and take 24 without gradients. No vertex reruns more than once.
 TEST(CoarseLowerSetPlans, TakeNoMoreThanEvenSegmentsOnALongPath) {
   constexpr int kLength = 300;
   const Graph graph(training_step(path(std::vector<int64_t>(kLength, 100))));

@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::Random;
 
-/// rotor-a of the checks: five equal stages and the loss.
+/// Returns rotor-a of the checks: five equal stages and the loss.
 Chain five_equal() {
   Chain chain{"five", 0, 1, 1, {}};
   for (int i = 1; i <= 5; ++i) chain.stages.push_back(Stage{"s" + std::to_string(i), 1, 2, 1, 2, 0, 0, 0});
@@ -129,7 +129,7 @@ TEST(MakePlan, AGraphThatIsAChainIsTakenAsOne) {
   }
 }
 
-/// Every planner that takes the problem, at budgets from nothing to plain training.
+/// Plans with every planner that takes the problem, at budgets from 0 to the peak of store-all.
 void expect_sound_plans(const Problem& problem, const std::string& where) {
   const int64_t peak_bytes = simulate(problem.graph, store_all(problem.graph)).peak_bytes;
   const int64_t bound_ns = time_lower_bound_ns(problem.graph);

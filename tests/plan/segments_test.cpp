@@ -32,19 +32,19 @@ std::string runs_of(const Graph& graph, const Segments& segments) {
 
 TEST(Segments, OfAPath) {
   const Graph graph(training_step(path({1, 1, 1, 1, 1})));
-  // All in the last segment: plain training.
+  // One segment: store-all.
   EXPECT_EQ(runs_of(graph, {{0, 0, 0, 0, 0}, {0, 0, 0, 0, 0}, 0}), "f0 f1 f2 f3 f4 b4 b3 b2 b1 b0");
-  // b2 reads a1 and a2; a2 is kept, so a1 and a0 are made again when it comes.
+  // b2 reads a1 and a2; a2 is kept, so a1 and a0 are recomputed before it.
   EXPECT_EQ(runs_of(graph, {{0, 0, 0, 1, 1}, {0, 0, 1, 0, 0}, 1}), "f0 f1 f2 f3 f4 b4 b3 f0 f1 b2 b1 b0");
   EXPECT_EQ(runs_of(graph, {{0, 0, 1, 1, 2}, {0, 1, 0, 1, 0}, 2}), "f0 f1 f2 f3 f4 b4 f2 b3 b2 f0 b1 b0");
-  // All kept: plain training.
+  // All kept: store-all.
   EXPECT_EQ(runs_of(graph, {{0, 1, 2, 3, 4}, {1, 1, 1, 1, 1}, 4}), "f0 f1 f2 f3 f4 b4 b3 b2 b1 b0");
-  // Nothing kept: b3 pulls in what its segment takes from others, and those whole.
+  // Nothing kept: b3 needs values of other segments, which run as a whole.
   EXPECT_EQ(runs_of(graph, {{0, 0, 1, 1, 2}, {0, 0, 0, 0, 0}, 2}), "f0 f1 f2 f3 f4 f0 f1 f2 f3 b4 b3 b2 b1 b0");
 }
 
 TEST(Segments, OfBranches) {
-  // 0 -> 1 -> 3, 0 -> 2 -> 3, the two branches apart.
+  // 0 -> 1 -> 3, 0 -> 2 -> 3, with the branches in separate segments.
   const Graph graph(training_step(ForwardSpec{{1, 1, 1, 1}, {{0, 1}, {0, 2}, {1, 3}, {2, 3}}, {}}));
   EXPECT_EQ(runs_of(graph, {{0, 1, 2, 3}, {1, 0, 0, 0}, 3}), "f0 f1 f2 f3 f1 f2 b3 b2 b1 b0");
   EXPECT_EQ(runs_of(graph, {{0, 1, 2, 2}, {1, 0, 0, 0}, 2}), "f0 f1 f2 f3 f1 b3 b2 b1 b0");
@@ -77,8 +77,8 @@ TEST(Segments, WhatOnlyBackwardReadsWaitsForIt) {
   // 0 -> 1 -> 2 and 0 -> 3 with nothing forward after 3.
   const Graph graph(training_step(ForwardSpec{{1, 1, 1, 1}, {{0, 1}, {0, 3}, {1, 2}}, {}}));
   EXPECT_EQ(runs_of(graph, {{0, 1, 1, 2}, {1, 0, 0, 0}, 1}), "f0 f1 f2 f3 b3 b2 b1 b0");
-  // In the last segment it is recorded at once, after f1 and f2, which no one reads before: first runs keep the base
-  // order. Kept it is made at once.
+  // In the last segment it is recorded at once, but after f1 and f2, because first runs keep the base order. If it is
+  // kept, it runs at once.
   EXPECT_EQ(runs_of(graph, {{0, 1, 1, 2}, {1, 0, 0, 0}, 2}), "f0 f1 f2 f3 b3 f1 f2 b2 b1 b0");
   EXPECT_EQ(runs_of(graph, {{0, 1, 1, 2}, {1, 0, 0, 1}, 1}), "f0 f1 f2 f3 b3 b2 b1 b0");
 }
@@ -90,9 +90,9 @@ TEST(Segments, ForwardBetweenBackward) {
   Op early{.name = "early", .phase = Phase::kBackward, .inputs = {value_id(3)}, .outputs = {e}, .overwrites = {}};
   spec.ops.insert(spec.ops.begin() + 2, early);
   spec.outputs.push_back(e);
-  // f2 has not had its turn when `early` needs a1, and waits for b2, which reads a2.
+  // f2 has not run when `early` needs a1, and runs for b2, which reads a2.
   EXPECT_EQ(runs_of(Graph(spec), {{0, 0, 0}, {0, 0, 0}, 1}), "f0 f1 early f2 b2 b1 b0");
-  // a1 in forward is for f2, whose output is kept; `early` and all after it read what was made again.
+  // Forward computes a1 for f2, whose output is kept; `early` and all later ops read the recomputed a1.
   EXPECT_EQ(runs_of(Graph(spec), {{0, 0, 0}, {0, 0, 1}, 1}), "f0 f1 f0 f1 early f2 b2 b1 b0");
 }
 
@@ -138,7 +138,7 @@ TEST(Segments, LongPathsDoNotRecurse) {
     segments.keep.push_back(v % 500 == 499 ? 1 : 0);
   }
   segments.last = segments.segment.back();
-  // All but the last segment run again, without their kept ends.
+  // All segments but the last rerun, without their kept ends.
   EXPECT_EQ(segment_runs(graph, forward, segments).size(), static_cast<size_t>(2 * n + (n - 500) / 500 * 499));
 }
 

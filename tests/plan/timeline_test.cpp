@@ -20,7 +20,7 @@ using testing::MemoryRules;
 using testing::MemoryState;
 using testing::Random;
 
-// Plain training: f2 has a1 and a2, 20; f3 a3 as well, 21; b3 g2 as well, 22; b2 has a1, g2, g1, 12. With a1 made again
+// Store-all: f2 has a1 and a2, 20; f3 a3 as well, 21; b3 g2 as well, 22; b2 has a1, g2, g1, 12. With a1 recomputed
 // before b2 (5 ns): f2 20, f3 11, b3 12, b2 12: peak 20.
 TEST(Timeline, CountsByHand) {
   const Graph graph = parse_graph_text(
@@ -47,7 +47,8 @@ TEST(Timeline, CountsByHand) {
   EXPECT_EQ(to_text(graph, timeline.schedule()), "f1 f2 -a1 f3 b3 -a3 -a2 f1 b2 -a1 -g2 b1 -g1");
 }
 
-/// Of all schedules with the same runs the timeline's takes the least: `exhaustive` drops and runs in place as it likes.
+/// Among all schedules with the same runs, that of the timeline has the minimum peak: `exhaustive` may choose drops and runs
+/// in place freely.
 TEST(Timeline, TakesNoMoreThanExhaustive) {
   int cases = 0;
   for (uint64_t seed = 1; seed <= 4000; ++seed) {
@@ -73,7 +74,7 @@ TEST(Timeline, TakesNoMoreThanExhaustive) {
   EXPECT_GT(cases, 500);
 }
 
-/// Random runs, each of which comes after runs that write what it reads, until all outputs of the step have been made.
+/// Returns random runs until all outputs of the step are written. Each run comes after producers of its inputs.
 std::vector<int32_t> random_runs(Random& random, const FlatGraph& flat, const Graph& graph) {
   std::vector<uint8_t> made(graph.values().size(), 0);
   std::vector<uint8_t> ran(graph.ops().size(), 0);
@@ -97,8 +98,8 @@ std::vector<int32_t> random_runs(Random& random, const FlatGraph& flat, const Gr
   return runs;
 }
 
-/// The moments of the runs, what is in memory between them, the peak and the time are those of schedule() by the literal
-/// rules, and a run is not in place only where it may not be.
+/// Checks that the moments, the memory between runs, the peak and the time are those of schedule() by the literal rules, and
+/// that every run that can be in place is.
 void expect_as_by_rules(const Timeline& timeline, const Graph& graph, const std::string& where, int& in_place) {
   const Schedule schedule = timeline.schedule();
   const std::string text = where + to_text(graph) + to_text(graph, schedule);

@@ -14,7 +14,7 @@ namespace headroom::testing {
 struct ForwardSpec {
   std::vector<int64_t> bytes;
   std::vector<std::pair<int, int>> edges;
-  std::vector<int64_t> times;  ///< empty: 1 each
+  std::vector<int64_t> times;  ///< 1 for each vertex if empty
 
   int size() const { return static_cast<int>(bytes.size()); }
   std::string text() const {
@@ -34,9 +34,10 @@ inline ForwardSpec path(std::vector<int64_t> bytes) {
   return spec;
 }
 
-/// The training step of a forward graph: op f{v} makes a{v} from its predecessors' (the resident x where it has none);
-/// then, last vertex first, b{v} reads a{v}, what f{v} reads, and g{w} of every successor w, and makes g{v}, which the
-/// step returns where v has no predecessor. Values in the order a0, g0, a1, g1, … after x.
+/// Returns the training step of a forward graph. Op f{v} writes a{v} from the outputs of its predecessors, or from the
+/// resident x if it has none. Then, from the last vertex to the first, b{v} reads a{v}, the inputs of f{v}, and g{w} of
+/// every successor w, and writes g{v}, which is an output of the step if v has no predecessor. The values are x, a0, g0,
+/// a1, g1, …
 inline GraphSpec training_step(const ForwardSpec& forward) {
   GraphSpec spec;
   spec.name = "step";
@@ -78,8 +79,8 @@ inline GraphSpec training_step(const ForwardSpec& forward) {
   return spec;
 }
 
-/// `n` vertices, each edge with the chance given in percent; with `connected`, the one source comes first and the one
-/// target last.
+/// Returns a random graph of `n` vertices in which each edge has a chance of `percent`. With `connected`, it has a single
+/// source, which comes first, and a single target, which comes last.
 inline ForwardSpec random_forward(std::mt19937_64& random, int n, uint64_t percent, uint64_t most_bytes,
                                   bool connected) {
   ForwardSpec spec;

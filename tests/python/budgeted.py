@@ -29,12 +29,12 @@ class Budgeted:
         return self.run(*args)
 
     def place(self) -> Place:
-        """Returns what is known of the only graph."""
+        """Returns the state of the only graph."""
         (step,) = self.steps
         return flights_on(torch.device("cpu")).roots[step]
 
     def predicted_bytes(self) -> int:
-        """Returns what a step adds by its plan."""
+        """Returns the memory that a step adds by its plan."""
         place = self.place()
         return place.step.chosen[place].added_bytes
 
@@ -59,5 +59,5 @@ class Budgeted:
 
 
 def places() -> list[Place]:
-    """Returns what is known of each graph that was entered with no other in flight."""
+    """Returns the state of each graph that was entered while no other was in flight."""
     return list(flights_on(torch.device("cpu")).roots.values())

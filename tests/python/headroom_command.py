@@ -24,7 +24,7 @@ PLANNERS = [
 ]
 CHAIN_PLANNERS = ["even", "sqrt", "binomial", "peak-cubic", "peak-linear", "chain"]
 
-# Shares of store-all's peak that a plan can meet, not far from the least.
+# Shares of store-all's peak that a plan can meet, close to the smallest.
 BUDGETS = {
     "alexnet": "0.97x",
     "gpt24": "0.5x",
@@ -53,7 +53,7 @@ def headroom(*arguments: Arguments, locale: str = "C.UTF-8") -> subprocess.Compl
 
 
 def result_of(*arguments: Arguments) -> Any:
-    """What a call with --json prints."""
+    """Returns the output of a call with --json."""
     done = headroom(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -61,7 +61,7 @@ def result_of(*arguments: Arguments) -> Any:
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], mentions: str = "") -> None:
-    """Bad input: status 2, nothing on stdout, one line on stderr."""
+    """Checks the response to bad input: status 2, nothing on stdout, one line on stderr."""
     assert done.returncode == 2, (done.returncode, done.stdout[:500], done.stderr[:500])
     assert done.stdout == ""
     assert done.stderr.endswith("\n")

@@ -1,4 +1,4 @@
-"""Small steps with kernels="inductor", and what tests compare of them."""
+"""Small steps with kernels="inductor", and comparisons of their results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def same_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 def compiled(
     function: Callable[..., Any], budget: int | str, dynamic: bool | None = False
 ) -> tuple[Callable[..., Any], list[headroom.planning.Planned]]:
-    """The function within a budget, and the plans that it comes to run by."""
+    """Compiles a function within a budget. Returns it with the list of plans that it runs."""
     torch._dynamo.reset()
     plans: list[headroom.planning.Planned] = []
     options = {"budget": budget, "kernels": "inductor", "on_plan": plans.append}
@@ -34,7 +34,7 @@ def compiled(
 
 
 class Net(torch.nn.Module):
-    """Stores twice what it needs to."""
+    """Stores twice the memory that it needs."""
 
     def __init__(self, layers: int = 4) -> None:
         super().__init__()
@@ -53,20 +53,22 @@ def batch(seed: int = 1, *, requires_grad: bool = False) -> torch.Tensor:
 
 
 def gradients(model: torch.nn.Module) -> list[torch.Tensor | None]:
-    made = [one.grad for one in model.parameters()]
+    made = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
     return made
 
 
-def assert_close(found: list[Any], expected: list[Any]) -> None:
-    assert len(found) == len(expected)
-    for position, (one, other) in enumerate(zip(found, expected, strict=True)):
-        assert (one is None) == (other is None), position
+def assert_close(actual: list[Any], expected: list[Any]) -> None:
+    assert len(actual) == len(expected)
+    for position, (gradient, other) in enumerate(zip(actual, expected, strict=True)):
+        assert (gradient is None) == (other is None), position
         if other is not None:
             scale = float(other.detach().abs().max())
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * scale, msg=lambda m, i=position: f"{i}: {m}")
+            torch.testing.assert_close(
+                gradient, other, rtol=1e-4, atol=1e-5 * scale, msg=lambda m, i=position: f"{i}: {m}"
+            )
 
 
 def assert_recomputes(plans: list[headroom.planning.Planned], budget: str) -> None:
-    """So that what a test says of a plan is not said of PyTorch's own partition."""
+    """Checks that a step runs by a plan, not by PyTorch's own partition."""
     assert (plans[-1].time_ns > plans[-1].plain_time_ns) == (budget != BUDGETS[0]), plans[-1]

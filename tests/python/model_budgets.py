@@ -40,21 +40,21 @@ import headroom
 
 STEPS = 3
 CPU = torch.device("cpu")
-# How far a prediction may be from the measured peak, and a step at 1x above that of plain PyTorch, as parts of it.
+# Limits of the error of a predicted peak, and of the excess of a step at 1x over plain PyTorch, as shares.
 PREDICTION_TOLERANCE = 0.001
 PLAIN_TOLERANCE = 0.01
-# Every so many models are trained with a loss outside as well.
+# Every this many models, one is also trained with a loss outside of the compiled part.
 OUTSIDE_EVERY = 8
 
-# Models whose gradients tracing changes in their last bits, as each of them does with backend="aot_eager", with which
-# they are compared. Dynamo cuts most of them at each layer in training, since it may be skipped. Masks are made in the
-# first graph, so that the others do not know what is in them, and each graph hands on one gradient of a tensor that it
-# uses several times. Mamba calls an associative scan where it is traced, and a loop in eager.
+# Models whose gradients differ in their last bits when traced, also with backend="aot_eager", with which they are
+# compared. Dynamo cuts most of them at each layer in training, because layers may be skipped. The first graph computes
+# masks, so that the others do not know their contents, and each graph returns one gradient of a tensor that it uses
+# several times. Mamba calls an associative scan when traced, and a loop in eager.
 CHANGED_BY_TRACING = ("bart", "bart, padded", "pegasus", "mbart", "whisper", "wav2vec2", "mamba")
 
-# Models that take more memory at 1x than plain PyTorch, or call other attention kernels. In eager, transformers looks
-# at a mask among the inputs and drops it where it is all true; a traced step cannot. Mamba's scan takes more, with
-# Dynamo alone too.
+# Models that take more memory at 1x than plain PyTorch, or call other attention kernels. In eager, transformers reads a
+# mask among the inputs and drops it if it is all true, which a traced step cannot. Mamba's scan takes more, also with
+# Dynamo alone.
 ABOVE_PLAIN = ("bart", "bart, padded", "pegasus", "mbart", "whisper", "llama, full mask", "mamba")
 
 
@@ -76,22 +76,22 @@ def is_attention(target: object) -> bool:
 
 
 def attention_name(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-    """Returns the kernel, and what it is told of masks."""
+    """Returns the kernel and its arguments for masks."""
     names = [argument.name for argument in target._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    masks = {name: given.get(name) for name in ("attn_mask", "attn_bias", "is_causal")}
-    return " ".join([str(target), *(name for name, one in masks.items() if one is not None and one is not False)])
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    masks = {name: arguments.get(name) for name in ("attn_mask", "attn_bias", "is_causal")}
+    return " ".join([str(target), *(name for name, mask in masks.items() if mask is not None and mask is not False)])
 
 
 @dataclass
 class Trained:
-    """What training gave: bytes on the device before and at most in each step, and tensors by name."""
+    """The results of training: bytes before each step and their maximum during it, and tensors by name."""
 
     before: list[int] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
-    predicted: list[int] = field(default_factory=list)  # beyond what was there before
-    allowed: list[int] = field(default_factory=list)  # beyond what was there before
-    limits: list[int] = field(default_factory=list)  # the smallest that a graph was given
+    predicted: list[int] = field(default_factory=list)  # less the memory in use before
+    allowed: list[int] = field(default_factory=list)  # less the memory in use before
+    limits: list[int] = field(default_factory=list)  # the smallest limit of a graph
     tensors: dict[str, torch.Tensor | None] = field(default_factory=dict)
 
     @property
@@ -105,7 +105,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Observed(Settings):
-    """Settings that note what graphs may have on the device.
+    """Settings that record how much graphs may use of the device.
 
     A share is one of what is added from the first graph on: what eager code of the model has made before it is outside.
     """
@@ -122,7 +122,7 @@ class Observed(Settings):
 
 
 class Compiled:
-    """The loss of a model compiled by headroom, of which the budget can be changed without tracing it again."""
+    """The loss of a model compiled by headroom whose budget can be changed without tracing again."""
 
     def __init__(self, training: Training, budget: object) -> None:
         self.settings = Observed(budget, training)
@@ -147,11 +147,11 @@ class Compiled:
         for place in self.places():
             place.step.chosen.clear()
 
-    def allowed(self, found: Trained) -> list[int]:
-        """Returns what a share, or no budget, allows in each step beyond what was there before."""
+    def allowed(self, trained: Trained) -> list[int]:
+        """Returns the bytes that a share, or no budget, allows in each step on top of the memory in use before it."""
         if not self.is_cut():
-            return found.allowed
-        return [limit - before for limit, before in zip(found.limits, found.before, strict=True)]
+            return trained.allowed
+        return [limit - before for limit, before in zip(trained.limits, trained.before, strict=True)]
 
     def attentions(self) -> collections.Counter[str]:
         calls = [call.node for place in self.places() for call in place.step.captured.calls]
@@ -160,7 +160,7 @@ class Compiled:
 
 
 class Training:
-    """A model with its inputs, trained from the same start again and again."""
+    """A model with its inputs that is trained repeatedly from the same initial state."""
 
     def __init__(self, case: Case) -> None:
         torch.manual_seed(0)
@@ -174,7 +174,7 @@ class Training:
         self.limits: list[int] = []
 
     def function(self, model: nn.Module | None = None) -> Callable[..., torch.Tensor]:
-        """Returns the loss, of the model or of what it was compiled to, as a function that Dynamo has not seen yet."""
+        """Returns the loss of the model, compiled or not, as a function that Dynamo has not seen."""
         called = self.model if model is None else model
 
         def loss(*inputs: torch.Tensor) -> torch.Tensor:
@@ -184,7 +184,7 @@ class Training:
         return loss
 
     def reset(self) -> None:
-        """Brings back the start, without gradients and without an optimizer."""
+        """Restores the initial state, without gradients and without an optimizer."""
         self.optimizer = None
         self.model.zero_grad()
         self.model.load_state_dict(self.start)
@@ -219,7 +219,7 @@ class Training:
             result.tensors |= {name: copied(tensor) for name, tensor in self.model.state_dict().items()}
 
     def train(self, run: Callable[..., torch.Tensor], steps: int = STEPS) -> Trained:
-        """Trains some steps from the start."""
+        """Trains some steps from the initial state."""
         self.reset()
         result = Trained()
         for _ in range(steps):
@@ -241,11 +241,11 @@ class Training:
 
 @dataclass
 class Row:
-    """What came of one budget."""
+    """The outcome of one budget."""
 
     model: str
     budget: str
-    added: int = 0  # bytes at most beyond what was there before, in the worst step
+    added: int = 0  # peak less the memory in use before, in the worst step
     faults: list[str] = field(default_factory=list)
     notes: str = ""
 
@@ -254,23 +254,23 @@ class Row:
         return f"{self.model:24} {self.budget:22} {self.added:>12,} bytes{self.notes}  {verdict}"
 
 
-def tensor_faults(found: Trained, expected: Trained) -> list[str]:
-    names = [name for name in found.tensors if name in expected.tensors]
-    texts = [(name, difference(found.tensors[name], expected.tensors[name])) for name in names]
+def tensor_faults(trained: Trained, expected: Trained) -> list[str]:
+    names = [name for name in trained.tensors if name in expected.tensors]
+    texts = [(name, difference(trained.tensors[name], expected.tensors[name])) for name in names]
     wrong = [f"{name}: {text}" for name, text in texts if text]
     return [f"{len(wrong)} of {len(names)} tensors differ, first {wrong[0]}"] if wrong else []
 
 
-def prediction_faults(found: Trained) -> list[str]:
+def prediction_faults(trained: Trained) -> list[str]:
     return [
         f"step {index}: predicted {predicted:,}, measured {added:,} ({added - predicted:+,})"
-        for index, (predicted, added) in enumerate(zip(found.predicted, found.added, strict=True))
+        for index, (predicted, added) in enumerate(zip(trained.predicted, trained.added, strict=True))
         if abs(predicted - added) > PREDICTION_TOLERANCE * added
     ]
 
 
 def over_faults(peaks: Sequence[int], budgets: Sequence[int], step: Compiled | None = None) -> list[str]:
-    """Returns the steps over the budget, but for the first where something outside of a graph must be learned."""
+    """Returns the steps over the budget, except the first if memory outside of a graph must be measured."""
     first = 1 if step is None or step.is_cut() else 0
     return [
         f"step {index}: {peak - budget:,} bytes over the budget"
@@ -280,7 +280,7 @@ def over_faults(peaks: Sequence[int], budgets: Sequence[int], step: Compiled | N
 
 
 class Check:
-    """The budgets of one model, one after the other."""
+    """Runs the budgets of one model in sequence."""
 
     def __init__(self, name: str, case: Case, report: Callable[[Row], None]) -> None:
         self.name, self.report = name, report
@@ -296,27 +296,27 @@ class Check:
             self.expected = self.training.train(traced)
         self.state_bytes = self.training.state_bytes()
 
-    def finish(self, budget: str, found: Trained, faults: list[str], notes: str = "") -> None:
-        self.report(Row(self.name, budget, max(found.added, default=0), faults, notes))
+    def finish(self, budget: str, trained: Trained, faults: list[str], notes: str = "") -> None:
+        self.report(Row(self.name, budget, max(trained.added, default=0), faults, notes))
 
-    def common_faults(self, found: Trained, step: Compiled) -> list[str]:
-        return tensor_faults(found, self.expected) + ([] if step.is_cut() else prediction_faults(found))
+    def common_faults(self, trained: Trained, step: Compiled) -> list[str]:
+        return tensor_faults(trained, self.expected) + ([] if step.is_cut() else prediction_faults(trained))
 
     def shares(self, step: Compiled) -> int:
-        """Checks no budget and shares; returns what storing everything adds."""
+        """Checks no budget and shares. Returns the memory that storing everything adds."""
         store_all = 0
         for budget in ("1x", None, "0.75x", "0.5x"):
             step.set_budget(budget)
             try:
-                found = self.training.train(step)
+                trained = self.training.train(step)
             except headroom.BudgetError as error:
                 budget = re.search(r"the smallest that can is ([\d.]+x)", str(error)).group(1)
                 step.set_budget(budget)
-                found = self.training.train(step)
-            faults = over_faults(found.added, step.allowed(found), step) + self.common_faults(found, step)
+                trained = self.training.train(step)
+            faults = over_faults(trained.added, step.allowed(trained), step) + self.common_faults(trained, step)
             notes = ""
             if budget in (None, "1x"):
-                store_all = max(found.added)
+                store_all = max(trained.added)
                 plain = max(self.plain.added)
                 notes = f" (plain {plain:,}, {100 * (store_all / plain - 1):+.2f} %)"
                 is_known = self.name in ABOVE_PLAIN
@@ -327,7 +327,7 @@ class Check:
                     faults.append(f"attention {dict(attentions)}, of plain PyTorch {dict(self.attentions)}")
             if step.is_cut():
                 notes += f" {len(step.places())} graphs"
-            self.finish(budget or "none", found, faults, notes)
+            self.finish(budget or "none", trained, faults, notes)
         return store_all
 
     def smallest_bytes(self, step: Compiled) -> int:
@@ -346,43 +346,43 @@ class Check:
         before = self.training.meter.current_bytes()
         budget = (smallest_bytes + before + store_all_bytes) // 2 + self.state_bytes
         step.set_budget(budget)
-        found = self.training.train(step)
-        faults = over_faults(found.peaks, [budget] * STEPS, step) + self.common_faults(found, step)
-        self.finish(f"{budget} bytes", found, faults)
+        trained = self.training.train(step)
+        faults = over_faults(trained.peaks, [budget] * STEPS, step) + self.common_faults(trained, step)
+        self.finish(f"{budget} bytes", trained, faults)
 
     def smallest(self, name: str, smallest_bytes: int, steps: int) -> None:
-        """Checks that number with a model compiled anew, and the one that is named once there is AdamW's state."""
+        """Checks that budget with a newly compiled model, and the budget that is named once AdamW's state exists."""
         training = self.training
         training.reset()
         budget = smallest_bytes
         step = Compiled(training, budget)
-        found, budgets, faults = Trained(), [], []
-        while len(found.peaks) < steps:
+        trained, budgets, faults = Trained(), [], []
+        while len(trained.peaks) < steps:
             generator = copied(torch.get_rng_state())  # A later graph may refuse when earlier ones have drawn numbers.
             try:
-                training.step(step, found)
+                training.step(step, trained)
                 budgets.append(budget)
             except headroom.BudgetError as error:
                 named = error.smallest_budget_bytes
-                if len(found.peaks) != 1 or budget != smallest_bytes:
-                    faults.append(f"step {len(found.peaks)}: {budget:,} refused, {named:,} named")
+                if len(trained.peaks) != 1 or budget != smallest_bytes:
+                    faults.append(f"step {len(trained.peaks)}: {budget:,} refused, {named:,} named")
                     break
                 budget = named
                 step.set_budget(budget)
                 torch.set_rng_state(generator)
-        faults += over_faults(found.peaks, budgets, step) + self.common_faults(found, step)
-        self.finish(name, found, faults)
+        faults += over_faults(trained.peaks, budgets, step) + self.common_faults(trained, step)
+        self.finish(name, trained, faults)
 
     def outside(self, smallest_bytes: int, store_all_bytes: int) -> None:
-        """Checks that no step but the first is over a number of bytes where the loss is outside of what is compiled."""
+        """Checks that no step but the first exceeds a number of bytes if the loss is outside of the compiled part."""
         training = self.training
         training.reset()
         before = training.meter.current_bytes()
         budget = (smallest_bytes + before + store_all_bytes) // 2 + self.state_bytes
         training.plans.clear()
-        found = training.train(training.function(headroom.compile(training.model, budget, cache=False)))
-        faults = over_faults(found.peaks, [budget] * STEPS) + tensor_faults(found, self.expected)
-        self.finish("loss outside", found, faults)
+        trained = training.train(training.function(headroom.compile(training.model, budget, cache=False)))
+        faults = over_faults(trained.peaks, [budget] * STEPS) + tensor_faults(trained, self.expected)
+        self.finish("loss outside", trained, faults)
 
 
 def check(name: str, case: Case, report: Callable[[Row], None], *, is_outside: bool) -> None:
@@ -397,7 +397,7 @@ def check(name: str, case: Case, report: Callable[[Row], None], *, is_outside: b
         check.smallest("smallest", smallest, STEPS)
         check.smallest("smallest, again", smallest, 1)
         if is_outside:
-            torch._dynamo.reset()  # Each compilation adds to the graphs that it allows of one function.
+            torch._dynamo.reset()  # Dynamo limits the number of graphs of one function.
             check.outside(smallest, store_all)
     except Exception as error:
         text = " ".join("".join(traceback.format_exception_only(error)).split())[:600]

@@ -45,7 +45,7 @@ def declare_torchvision() -> torch.library.Library | None:
 
 
 def logits_of(output: Any) -> torch.Tensor:
-    """Returns the logits of a result, also where a model in training adds those of other heads."""
+    """Returns the logits of a result, also if a model in training adds those of other heads."""
     if isinstance(output, torch.Tensor):
         return output
     return output[0] if isinstance(output, tuple) else output.logits
@@ -119,7 +119,7 @@ _SEQUENCES = {
 
 
 def texts(batch: int, length: int, *, padded: bool, full: bool) -> tuple[torch.Tensor, ...]:
-    """Returns tokens and labels, and a mask of texts of different lengths if `padded`, of equal ones if `full`."""
+    """Returns tokens and labels, and a mask: of texts of different lengths if `padded`, of equal lengths if `full`."""
     tokens = torch.randint(2, WORDS, (batch, length))
     labels = torch.randint(2, WORDS, (batch, length))
     if full:

@@ -44,10 +44,10 @@ import headroom
 # PyTorch's samples forbid changes of its backends' settings in the whole process when they are imported.
 vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
 
-# Samples of one operator from which those that run are chosen.
+# The number of samples of one operator to choose from.
 CANDIDATES = 24
 
-# Operators whose arithmetic tracing itself changes, by the reason. They are compared with backend="aot_eager".
+# Operators whose arithmetic changes when traced, with the reason. They are compared with backend="aot_eager".
 CHANGED_BY_TRACING = {
     "addcdiv": "Dynamo writes it as a division, a product and a sum, which round complex numbers differently",
     "cumprod": "tracing takes the formula that holds with zeros too, plain PyTorch looks for zeros first",
@@ -56,7 +56,7 @@ CHANGED_BY_TRACING = {
     "max.reduction_no_dim": "tracing gives zeros of the gradient another sign",
 }
 
-# Operators whose results differ between two calls on equal inputs, by the reason.
+# Operators whose results differ between two calls on equal inputs, with the reason.
 _SINGULAR = "the samples are near singular, where rounding decides the result"
 NOT_REPEATABLE = {
     "linalg.lstsq.grad_oriented": "LAPACK rounds differently from call to call",
@@ -65,7 +65,7 @@ NOT_REPEATABLE = {
     "pinverse": _SINGULAR,
 }
 
-# Operators that are refused, by a part of the message.
+# Operators that are refused, with a part of the message.
 EXPECTED_UNSUPPORTED: dict[str, str] = {}
 
 
@@ -80,8 +80,8 @@ class Sample:
     name: str  # operator, type and index among the operator's samples
     function: Callable[..., tuple[torch.Tensor, list[torch.Tensor]]]
     inputs: list[torch.Tensor]
-    reset: Callable[[], None] = lambda: None  # brings back the state that a run changes
-    state: Callable[[], list[torch.Tensor]] = list  # what else a run may write to
+    reset: Callable[[], None] = lambda: None  # restores the state that a run changes
+    state: Callable[[], list[torch.Tensor]] = list  # other tensors that a run may write to
     parameters: list[torch.Tensor] = field(default_factory=list)
 
     @property
@@ -91,7 +91,7 @@ class Sample:
 
 @dataclass
 class Ran:
-    """What one step gave: tensors by name, None where there is no gradient."""
+    """The results of one step: tensors by name, None for a missing gradient."""
 
     tensors: dict[str, torch.Tensor | None]
 
@@ -101,12 +101,12 @@ def is_differentiable(leaf: object) -> bool:
 
 
 def prepared(leaf: torch.Tensor) -> torch.Tensor:
-    """The same numbers in a value of the graph, which a plan can free and recompute."""
+    """Returns the same numbers as a value of the graph, which a plan can free and recompute."""
     return (leaf * 2) * 0.5
 
 
 def loss_of(results: object) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """A loss that keeps several values of each result for backward, and all the tensors among the results."""
+    """Returns a loss that keeps several values of each result for backward, and all the tensors among the results."""
     tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
     loss = torch.zeros(())
     for tensor in tensors:
@@ -117,7 +117,7 @@ def loss_of(results: object) -> tuple[torch.Tensor, list[torch.Tensor]]:
 
 
 def operator_samples(op: Any, dtype: torch.dtype, device: str, count: int, seed: int) -> Iterator[Sample]:
-    """`count` samples of an operator, chosen by the seed."""
+    """Yields `count` samples of an operator, chosen by the seed."""
     name = f"{op.full_name} {name_of(dtype)}"
     random_numbers = random.Random(f"{seed} {name}")
     torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
@@ -143,7 +143,7 @@ def _operator_sample(op: Any, sample: Any, name: str) -> Sample:
 
 
 def module_samples(info: Any, device: str, count: int, seed: int) -> Iterator[Sample]:
-    """`count` samples of a module in training, chosen by the seed."""
+    """Yields `count` samples of a module in training, chosen by the seed."""
     random_numbers = random.Random(f"{seed} {info.name}")
     torch.manual_seed(zlib.crc32(f"{seed} {info.name}".encode()))
     inputs = info.module_inputs_func(info, device=device, dtype=torch.float32, requires_grad=True, training=True)
@@ -181,7 +181,7 @@ def _module_sample(info: Any, module_input: Any, device: str, name: str) -> Samp
 
 
 def run_once(sample: Sample, function: Callable[..., Any]) -> Ran:
-    """One step of training on copies of the inputs."""
+    """Runs one step of training on copies of the inputs."""
     sample.reset()
     inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in sample.inputs]
     torch.manual_seed(1)
@@ -197,7 +197,7 @@ def run_once(sample: Sample, function: Callable[..., Any]) -> Ran:
 
 
 class Budgeted:
-    """A function compiled with eager kernels, whose budget can be changed without tracing it again."""
+    """A function compiled with eager kernels, whose budget can be changed without tracing again."""
 
     def __init__(self, function: Callable[..., Any], device: str) -> None:
         self.steps: list[Step] = []
@@ -209,11 +209,11 @@ class Budgeted:
         self.run = torch.compile(function, backend=backend, dynamic=False)
 
     def place(self) -> Place:
-        """Of the first graph, with the others in it."""
+        """Returns the state of the first graph, which includes the others."""
         return flights_on(self.device).roots[self.steps[0]]
 
     def set_smallest_budget(self) -> None:
-        """Sets the smallest share that all graphs can keep to which are entered while no other is in flight."""
+        """Sets the smallest share that all graphs can keep which are entered while no other is in flight."""
         roots = flights_on(self.device).roots
         places = [roots[step] for step in self.steps if step in roots]
         share = max(place.smallest_bytes() / max(place.store_all_bytes(), 1) for place in places)
@@ -222,48 +222,48 @@ class Budgeted:
             step.chosen.clear()
 
     def rerun_count(self) -> int:
-        """Runs of operators beyond the first in the plan of the first graph."""
+        """Returns the number of reruns in the plan of the first graph."""
         place = self.place()
         chosen = place.step.chosen[place]
         runs = [op for op, _ in chosen.plan.schedule.steps() if op >= 0]
         return len(runs) - len(set(runs))
 
 
-def difference(found: torch.Tensor | None, expected: torch.Tensor | None) -> str:
-    """What is not the same bit for bit, any NaN being the same as any other; empty: nothing."""
-    if expected is None or found is None:
-        present = found if expected is None else expected
+def difference(actual: torch.Tensor | None, expected: torch.Tensor | None) -> str:
+    """Describes what differs bit for bit, where all NaNs are equal. Returns an empty text if nothing differs."""
+    if expected is None or actual is None:
+        present = actual if expected is None else expected
         is_zero = present is None or not present.any()
         return "" if is_zero else "no gradient on one side"
-    if (found.shape, found.dtype, found.layout) != (expected.shape, expected.dtype, expected.layout):
-        return f"{found.dtype} {tuple(found.shape)} for {expected.dtype} {tuple(expected.shape)}"
-    if found.is_complex():
-        found, expected = (torch.view_as_real(tensor.resolve_conj()) for tensor in (found, expected))
-    is_same = (found == expected) | ((found != found) & (expected != expected))
-    if found.is_floating_point():
-        is_same &= (found != found) | (torch.signbit(found) == torch.signbit(expected))
+    if (actual.shape, actual.dtype, actual.layout) != (expected.shape, expected.dtype, expected.layout):
+        return f"{actual.dtype} {tuple(actual.shape)} for {expected.dtype} {tuple(expected.shape)}"
+    if actual.is_complex():
+        actual, expected = (torch.view_as_real(tensor.resolve_conj()) for tensor in (actual, expected))
+    is_same = (actual == expected) | ((actual != actual) & (expected != expected))
+    if actual.is_floating_point():
+        is_same &= (actual != actual) | (torch.signbit(actual) == torch.signbit(expected))
     if bool(is_same.all()):
         return ""
-    worst = (found.double() - expected.double()).abs().nan_to_num(float("inf")).max().item()
-    return f"{int((~is_same).sum())} of {found.numel()} numbers differ, by {worst:.3g} at most"
+    worst = (actual.double() - expected.double()).abs().nan_to_num(float("inf")).max().item()
+    return f"{int((~is_same).sum())} of {actual.numel()} numbers differ, by {worst:.3g} at most"
 
 
-def differences(found: Ran, expected: Ran) -> list[str]:
-    if found.tensors.keys() != expected.tensors.keys():
-        return [f"{sorted(found.tensors)} for {sorted(expected.tensors)}"]
-    named = [(name, difference(tensor, expected.tensors[name])) for name, tensor in found.tensors.items()]
+def differences(actual: Ran, expected: Ran) -> list[str]:
+    if actual.tensors.keys() != expected.tensors.keys():
+        return [f"{sorted(actual.tensors)} for {sorted(expected.tensors)}"]
+    named = [(name, difference(tensor, expected.tensors[name])) for name, tensor in actual.tensors.items()]
     return [f"{name}: {text}" for name, text in named if text]
 
 
 def fixed_cost(call: Call, *_: object) -> op_costs.Cost:
-    """A cost in place of a measured one: the same in every run."""
+    """Returns a cost that replaces a measured one and is the same in every run."""
     tensors = [leaf for leaf in pytree.tree_leaves(call.node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
     return op_costs.Cost(1000 + sum(tensor.numel() for tensor in tensors), 0)
 
 
 @contextlib.contextmanager
 def fixed_costs() -> Iterator[None]:
-    """Operators are not timed inside, and no costs are left over from other samples."""
+    """Disables the timing of operators inside, and forgets costs of other samples."""
     op_costs.cache_of.cache_clear()
     with (
         mock.patch.object(op_costs, "_measure", fixed_cost),
@@ -275,7 +275,7 @@ def fixed_costs() -> Iterator[None]:
 
 @dataclass
 class Outcome:
-    """Of one sample: whether it passed, failed or was skipped, why, and what the smallest plan reran."""
+    """The outcome of one sample: whether it passed, failed or was skipped, why, and the reruns of the smallest plan."""
 
     verdict: str
     reason: str = ""
@@ -283,7 +283,7 @@ class Outcome:
 
 
 def expected_of(sample: Sample) -> Ran | Outcome:
-    """What a step gives without headroom; an outcome where there is nothing to compare with."""
+    """Returns the result of a step without headroom, or an outcome if there is nothing to compare with."""
     if sample.operator in NOT_REPEATABLE:
         return Outcome("skipped", NOT_REPEATABLE[sample.operator])
     if any(tensor.layout != torch.strided for tensor in sample.inputs):
@@ -326,7 +326,7 @@ def check_eager(sample: Sample, device: str) -> Outcome:
 
 
 def left_bytes(sample: Sample, run: Budgeted) -> int:
-    """What a step leaves on the device once all that it gave is gone."""
+    """Returns the memory that a step leaves on the device after its results are freed."""
     meter = meter_of(run.device)
     before = meter.current_bytes()
     run_once(sample, run.run)
@@ -355,7 +355,7 @@ def check_inductor(sample: Sample, device: str, budgets: Sequence[str] = ("1x", 
 
 
 def run_inductor(sample: Sample, budget: str) -> Ran:
-    """A step with the budget 1x, or with the smallest, which is the one that the error of a smaller one names."""
+    """Runs a step with the budget 1x, or with the smallest, which the error for a smaller one names."""
     if budget == "1x":
         return run_once(sample, headroom.compile(sample.function, "1x", kernels="inductor", cache=False))
     smallest: int | str = "0.000001x"
@@ -368,11 +368,11 @@ def run_inductor(sample: Sample, budget: str) -> Ran:
     raise AssertionError(f"the smallest budget that errors name, at last {smallest}, does not do")
 
 
-def far_differences(found: Ran, expected: Ran) -> list[str]:
-    """What is not close, by the tolerances of torch.testing, absolute ones taken of each tensor's largest number."""
+def far_differences(actual: Ran, expected: Ran) -> list[str]:
+    """Describes what is not close by the tolerances of torch.testing, scaled by the maximum of each tensor."""
     texts = []
     for name, tensor in expected.tensors.items():
-        other = found.tensors[name]
+        other = actual.tensors[name]
         if tensor is None or other is None:
             texts += [f"{name}: {text}" for text in [difference(other, tensor)] if text]
             continue
@@ -391,7 +391,7 @@ CHECKS = {"eager": check_eager, "inductor": check_inductor}
 
 
 def check(sample: Sample, kernels: str, device: str) -> Outcome:
-    """What comes of one sample. Errors are failures, but for those that a table expects."""
+    """Returns the outcome of one sample. Errors are failures, except those that a table expects."""
     text = EXPECTED_UNSUPPORTED.get(sample.operator)
     try:
         with warnings.catch_warnings():
@@ -415,7 +415,7 @@ class Unit:
 
 
 def all_units(device: str) -> list[Unit]:
-    """Every differentiable operator in float32 and complex64, and every module, sorted by name."""
+    """Returns every differentiable operator in float32 and complex64, and every module, sorted by name."""
     units = [
         Unit(f"{op.full_name} {name_of(dtype)}", functools.partial(operator_samples, op, dtype, device))
         for op in op_db
@@ -429,12 +429,12 @@ def all_units(device: str) -> list[Unit]:
 
 
 def part_of(units: list[Unit], part: int, parts: int) -> list[Unit]:
-    """Every `parts`-th unit, so that each part has some of every family of names."""
+    """Returns every `parts`-th unit, so that each part has units of every family of names."""
     return units[part - 1 :: parts]
 
 
 class Tally:
-    """Counts outcomes, and prints failures as they come."""
+    """Counts outcomes, and prints failures as they occur."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments

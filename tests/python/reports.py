@@ -1,4 +1,4 @@
-"""Reports of schedules, and what their pages say."""
+"""Writes reports of schedules and reads the data in their pages."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 from headroom_command import result_of
 
-# Set where the report page must be in the commands, and a browser be there.
+# Set if the commands must have the report page, and a browser must exist.
 REQUIRED = os.environ.get("HEADROOM_REQUIRE_REPORT", "") != ""
 
 Report = Callable[..., Path]
@@ -22,22 +22,22 @@ def planned(graph: Path, budget: str, folder: Path) -> tuple[Path, Any]:
 
 def data_of(page: Path) -> Any:
     text = page.read_text()
-    found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert len(found) == 1
-    return json.loads(found[0])
+    blocks = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert len(blocks) == 1
+    return json.loads(blocks[0])
 
 
 def copies_of(data: Any) -> list[tuple[int, int, int]]:
-    """Value, first and last run."""
+    """Returns the value, first run and last run of each copy."""
     lives = data["lives"]
     return list(zip(lives["value"], lives["from"], lives["to"], strict=True))
 
 
 def measured_trace(graph: Path, steps: Path, path: Path) -> Path:
-    """What `headroom-train --trace` would write had it measured a byte more than predicted."""
+    """Writes a trace as `headroom-train --trace` does if it measures a byte more than predicted."""
     simulated = result_of("simulate", graph, steps)
     document = json.loads(steps.read_text())["steps"]
-    found = [
+    entries = [
         {
             "op": step["run"],
             "node": f"layer.{step['run']}",
@@ -49,5 +49,5 @@ def measured_trace(graph: Path, steps: Path, path: Path) -> Path:
         for position, step in enumerate(document)
         if "run" in step
     ]
-    path.write_text(json.dumps({"traceEvents": [], "steps": found}))
+    path.write_text(json.dumps({"traceEvents": [], "steps": entries}))
     return path

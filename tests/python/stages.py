@@ -50,7 +50,7 @@ class ReadsMean(nn.Module):
 
 
 class Queue(nn.Module):
-    """A queue of earlier means, and where its next row goes."""
+    """A queue of earlier means, and the position of its next row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class ThroughView(nn.Module):
 
 
 class Unregistered(nn.Module):
-    """State that is no buffer."""
+    """State that is not a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def batch(seed: int = 1) -> torch.Tensor:
 
 
 def smallest_share(model: nn.Sequential, x: torch.Tensor) -> str:
-    """The smallest budget, as a share of what plain training adds, and a little more."""
+    """Returns a little more than the smallest budget, as a share of the memory that plain training adds."""
     model = copy.deepcopy(model)
     everything = headroom.Sequential(model)
     with torch.random.fork_rng():
@@ -147,19 +147,19 @@ def smallest_share(model: nn.Sequential, x: torch.Tensor) -> str:
 
 
 def recomputing(model: nn.Sequential, x: torch.Tensor) -> headroom.Sequential:
-    """The model by the plan of the smallest budget, which runs stages again; planned for x already."""
+    """Returns the model by the plan of the smallest budget, which reruns stages. The plan for x exists already."""
     run = headroom.Sequential(model, smallest_share(model, x))
     assert max(runs_per_step(run, x)) > 1, "the plan runs nothing again"
     return run
 
 
 def rerun_stage(run: headroom.Sequential, x: torch.Tensor) -> int:
-    """The first stage that the plan runs again."""
+    """Returns the first stage that the plan reruns."""
     return next(i for i, runs in enumerate(runs_per_step(run, x)) if runs > 1)
 
 
 def runs_per_step(run: headroom.Sequential, x: torch.Tensor) -> list[int]:
-    """How often each stage runs in a step, which is undone."""
+    """Returns the number of runs of each stage in a step, and undoes the step."""
     state, calls = copy.deepcopy(run.model.state_dict()), [0] * len(run.model)
 
     def count(stage: int) -> Callable[..., None]:
@@ -171,7 +171,9 @@ def runs_per_step(run: headroom.Sequential, x: torch.Tensor) -> list[int]:
     handles = [stage.register_forward_hook(count(i)) for i, stage in enumerate(run.model)]
     with torch.random.fork_rng():
         out = run(x)
-        torch.autograd.grad(out.sum(), [one for one in run.parameters() if one.requires_grad], allow_unused=True)
+        torch.autograd.grad(
+            out.sum(), [parameter for parameter in run.parameters() if parameter.requires_grad], allow_unused=True
+        )
     for handle in handles:
         handle.remove()
     run.model.load_state_dict(state)
@@ -182,22 +184,26 @@ def gradients_of(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.grad for parameter in model.parameters()]
 
 
-def expect_equal(found: list, expected: list, text: str = "") -> None:
-    assert len(found) == len(expected), text
-    wrong = [i for i, (one, two) in enumerate(zip(found, expected, strict=True)) if not torch.equal(one, two)]
+def expect_equal(actual: list, expected: list, text: str = "") -> None:
+    assert len(actual) == len(expected), text
+    wrong = [
+        i
+        for i, (tensor, reference) in enumerate(zip(actual, expected, strict=True))
+        if not torch.equal(tensor, reference)
+    ]
     assert wrong == [], text
 
 
 def pair(
     make_layer: Callable[[], nn.Module] = nn.Identity, *, trains_input: bool = False
 ) -> tuple[nn.Sequential, headroom.Sequential, torch.Tensor]:
-    """A plain model and its copy in the smallest budget, from the same state."""
+    """Returns a plain model and its copy in the smallest budget, with the same state."""
     plain, x = blocks(make_layer), batch().requires_grad_(trains_input)
     return plain, recomputing(copy.deepcopy(plain), x), x
 
 
 def unless_modified(compute: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-    """What is computed; nothing where PyTorch says that a tensor was modified."""
+    """Returns the results, or nothing if PyTorch says that a tensor was modified."""
     try:
         return compute()
     except RuntimeError as error:

@@ -22,13 +22,13 @@ pytestmark = pytest.mark.usefixtures("alone", "fresh_device")
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.9])
 def test_dropout_of_any_rate(rate: float) -> None:
     x = torch.randn(64, 64, requires_grad=True)
-    found = []
+    results = []
     for use in (lambda x: functional.dropout(x.sin(), rate), None):
         function = use or headroom.compile(lambda x: functional.dropout(x.sin(), rate), "1x")
         torch.manual_seed(1)
         y = function(x)
-        found.append((y, *torch.autograd.grad(y.square().sum(), x)))
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+        results.append((y, *torch.autograd.grad(y.square().sum(), x)))
+    assert all(torch.equal(left, right) for left, right in zip(*results, strict=True))
 
 
 def test_dropout_of_a_transposed_tensor() -> None:
@@ -42,7 +42,7 @@ def test_dropout_of_a_transposed_tensor() -> None:
 
 @pytest.mark.parametrize("budget", ["1x", "0.95x"])
 def test_views_of_results_that_kernels_lay_out_otherwise(budget: str) -> None:
-    """On the CPU, a batch norm of a transposed bf16 tensor is contiguous; tracing says that it is transposed."""
+    """On the CPU, the result of a batch norm of a transposed bf16 tensor is contiguous, but transposed when traced."""
     weight, bias = (torch.rand(16, requires_grad=True) for _ in range(2))
     x = torch.randn(32, 16, dtype=torch.bfloat16, requires_grad=True)
 
@@ -53,8 +53,8 @@ def test_views_of_results_that_kernels_lay_out_otherwise(budget: str) -> None:
 
     wanted = [x, weight, bias]
     expected = torch.autograd.grad(function(x), wanted)
-    found = torch.autograd.grad(headroom.compile(function, budget)(x), wanted)
-    assert all(torch.equal(one, two) for one, two in zip(expected, found, strict=True))
+    actual = torch.autograd.grad(headroom.compile(function, budget)(x), wanted)
+    assert all(torch.equal(left, right) for left, right in zip(expected, actual, strict=True))
 
 
 INTERPOLATIONS = [
@@ -83,7 +83,7 @@ def test_interpolations(mode: str, shape: tuple[int, ...]) -> None:
 
 
 def attend(x: torch.Tensor, seen: int) -> torch.Tensor:
-    """Attention that writes out a mask only while it is compiled, as some models do."""
+    """Attention that writes out a mask only while compiled, as some models do."""
     mask = None
     if torch.compiler.is_compiling() or seen < 16:
         mask = (torch.arange(16) < seen)[None, None, :, None].expand(2, 1, 16, 16)
@@ -102,12 +102,12 @@ def test_only_a_mask_that_masks_nothing_is_dropped(seen: int, *, is_kept: bool) 
         return gm
 
     x = torch.randn(1024)
-    found = torch.compile(lambda x: attend(x, seen), backend=backend)(x)
+    actual = torch.compile(lambda x: attend(x, seen), backend=backend)(x)
     assert [mask is not None for mask in masks] == [is_kept]
-    torch.testing.assert_close(found, attend(x, seen), equal_nan=True)
+    torch.testing.assert_close(actual, attend(x, seen), equal_nan=True)
 
 
-# What transformers does while it is traced, in files of the same names.
+# The behaviour of transformers while traced, in files of the same names.
 MASKS = """
 def causal_mask(batch, length, torch):
     places = torch.arange(length)
@@ -133,7 +133,7 @@ def functions_of(source: str, path: str) -> Any:
 
 
 def attention(queries: torch.Tensor, keys: torch.Tensor, *, kind: str, folder: str) -> Callable[..., torch.Tensor]:
-    """Attention that says `is_causal` in eager, and writes the mask out and repeats heads while it is compiled."""
+    """Attention that passes `is_causal` in eager, and writes out the mask and repeats heads while compiled."""
     masks = functions_of(MASKS, f"/packages/{folder}/masking_utils.py")
     heads = functions_of(HEADS, f"/packages/{folder}/integrations/sdpa_attention.py")
     make = getattr(masks, f"{kind}_mask")
@@ -174,9 +174,9 @@ def test_masks_that_only_tracing_writes_out(kind: str, key_heads: int) -> None:
     train(run)
     planned = headroom.plan(loss, queries, keys, cache=False)
     assert planned.peak - planned.before == plans[-1].predicted_bytes
-    found_bytes, found = train(run)
-    assert all(map(torch.equal, found, expected))
-    assert found_bytes <= 1.01 * plain_bytes
+    actual_bytes, actual = train(run)
+    assert all(map(torch.equal, actual, expected))
+    assert actual_bytes <= 1.01 * plain_bytes
 
 
 def test_masks_of_others_are_kept() -> None:
@@ -207,15 +207,15 @@ def test_layers_share_one_converted_mask() -> None:
         return x.square().sum()
 
     meter = headroom.Meter(torch.device("cpu"))
-    found = []
+    results = []
     run = headroom.compile(loss, "1x", cache=False)
     run(x, is_seen)
     for function in (loss, run):
         before = meter.current_bytes()
         meter.reset_peak()
         (gradient,) = torch.autograd.grad(function(x, is_seen), x)
-        found.append((meter.peak_bytes() - before, gradient))
-    (plain_bytes, expected), (found_bytes, gradient) = found
+        results.append((meter.peak_bytes() - before, gradient))
+    (plain_bytes, expected), (actual_bytes, gradient) = results
     assert torch.equal(gradient, expected)
     one_mask = 2 * 64 * 64 * 4
-    assert found_bytes <= plain_bytes - 3 * one_mask
+    assert actual_bytes <= plain_bytes - 3 * one_mask

@@ -1,4 +1,4 @@
-"""What users may write for a budget, and that none is silently ignored."""
+"""Forms of budgets that users may write, none of which is silently ignored."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ def test_a_warning_where_torch_compile_captures_nothing(make: Any) -> None:
         model(x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model(x)  # once is enough
+        model(x)  # One call is enough.
         with torch.no_grad():
-            make()[0](x)  # takes no gradient
+            make()[0](x)  # The call takes no gradient.
 
 
 def test_no_warning_where_something_is_captured() -> None:
@@ -129,7 +129,7 @@ def test_no_warning_where_something_is_captured() -> None:
     model = two_layers()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*captured nothing")
-        for _ in range(2):  # the second one runs what was compiled for the first
+        for _ in range(2):  # The second call runs the code of the first.
             run = torch.compile(model, backend=headroom.backend, options={"budget": "1x"})
             run(x).sum().backward()
             run(x).sum().backward()
@@ -160,7 +160,7 @@ def test_planning_leaves_what_others_have_compiled() -> None:
     x = torch.randn(2, 4)
     other = torch.compile(model, backend=count)
     other(x)
-    for _ in range(10):  # more than Dynamo's recompile limit
+    for _ in range(10):  # More than Dynamo's limit of recompilations.
         headroom.plan(model, x)
     headroom.max_batch(model, lambda batch: (torch.randn(batch, 4),), headroom.current_bytes() + 4000, most=16)
     other(x)
@@ -224,7 +224,7 @@ def test_what_tracing_leaves_to_the_garbage_collector_takes_no_part_of_a_budget(
         with unset_fake_temporarily():
             cycle: list[Any] = [torch.zeros(10_000)]
         cycle.append(cycle)
-        gc.collect()  # From now on it is old: Dynamo collects the young after it has compiled.
+        gc.collect()  # Moves it to the old generation: Dynamo collects the young one after compiling.
         return calls
 
     monkeypatch.setattr(eager, "make_calls", leaving)
@@ -269,9 +269,9 @@ def test_numbers_that_a_model_makes_tensors_of_take_no_part_of_a_budget() -> Non
     for _ in range(2):
         runs.append(compiled(smallest))
         runs[-1](x).backward()
-        found = [parameter.grad for parameter in model.parameters()]
-        assert all(map(torch.equal, found, expected))
-        del found
+        gradients = [parameter.grad for parameter in model.parameters()]
+        assert all(map(torch.equal, gradients, expected))
+        del gradients
         model.zero_grad()
 
 
@@ -301,7 +301,7 @@ def test_compilations_leave_no_numbers_behind(kind: str, kernels: str) -> None:
                 y = Scaled.apply(layer(x).div(0.9))
             else:
                 y = layer(x).div(0.9)
-                y[:, 0]  # which nobody reads
+                y[:, 0]  # Nothing reads this.
             return y.square().mean()
 
         loss.__code__ = loss.__code__.replace()

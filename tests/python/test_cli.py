@@ -298,11 +298,11 @@ def test_simulate_by_hand(tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "wrong"),
     [
-        ([{"run": "f2"}], 0),  # a is not there
+        ([{"run": "f2"}], 0),  # a is not live
         ([{"run": "f1"}, {"drop": "a"}, {"drop": "a"}], 2),
         ([{"drop": "x"}], 0),  # resident
         ([*TINY_STEPS[:3], {"run": "b2"}], 3),  # may run once
-        (TINY_STEPS[:3], 3),  # no gw at the end
+        (TINY_STEPS[:3], 3),  # gw is missing at the end
         ([{"run": "f1"}, {"run": "f2", "over": "a"}], 1),
     ],
 )

@@ -1,4 +1,4 @@
-"""The command `headroom` at its limits: too little memory, times that do not fit, words that it does not know."""
+"""The command `headroom` at its limits: too little memory, times that do not fit, unknown words."""
 
 import json
 import os
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def headroom_within(memory_bytes: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command in a process that gets no more memory than this."""
+    """Runs the command in a process with a limit on its memory."""
     return subprocess.run(
         [os.environ.get("HEADROOM_BIN", str(ROOT / "build" / "headroom")), *map(str, arguments)],
         check=False,
@@ -58,7 +58,7 @@ def test_too_little_memory_in_any_thread(threads: str, tmp_path: Path) -> None:
     out.unlink()
     for mebibytes in [*range(8, 24), 400]:
         done = headroom_within(mebibytes * MIB, *arguments)
-        if done.returncode == 127:  # the loader itself
+        if done.returncode == 127:  # The loader itself has failed.
             continue
         seen.add(done.returncode)
         if done.returncode == 0:
@@ -79,7 +79,7 @@ def test_compare_goes_on_where_one_plan_takes_too_long_to_count(tmp_path: Path) 
     within_all = {row["planner"]: row for row in rows if row["budget_bytes"] == rows[0]["budget_bytes"]}
     assert within_all["store-all"]["status"] == "optimal"
     assert within_all["auto"]["status"] == "optimal"
-    assert within_all["binomial"]["status"] == "feasible"  # with as many states as it takes
+    assert within_all["binomial"]["status"] == "feasible"  # with as many states as it needs
     text = headroom("compare", chain, "--segments", "2", "--budgets", "1x,0.7x")
     assert text.returncode == 0
     assert "  binomial: the schedule's time does not fit 64 bits\n" in text.stdout

@@ -1,4 +1,4 @@
-"""torch.compile's backend: budgets kept, gradients those of plain training."""
+"""The backend of torch.compile keeps budgets, and its gradients are those of plain training."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def make(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
     return model, inputs, labels
 
 
-def expect_same(found: Trained, expected: Trained) -> None:
-    assert found.losses == expected.losses
-    assert found.tensors.keys() == expected.tensors.keys()
-    different = [name for name, one in expected.tensors.items() if not torch.equal(found.tensors[name], one)]
+def expect_same(actual: Trained, expected: Trained) -> None:
+    assert actual.losses == expected.losses
+    assert actual.tensors.keys() == expected.tensors.keys()
+    different = [name for name, tensor in expected.tensors.items() if not torch.equal(actual.tensors[name], tensor)]
     assert different == []
 
 
@@ -53,10 +53,10 @@ def test_budgets_are_kept_and_bits_are_those_of_plain_training(name: str) -> Non
             continue
         model.load_state_dict(start)
         run.set_budget(f"{share:.9f}x")
-        found = train(model, run, inputs, labels)
-        expect_same(found, expected)
-        assert max(found.peaks) <= share * added, share
-        assert abs(max(found.peaks) - run.predicted_bytes()) <= 0.005 * max(found.peaks), share
+        actual = train(model, run, inputs, labels)
+        expect_same(actual, expected)
+        assert max(actual.peaks) <= share * added, share
+        assert abs(max(actual.peaks) - run.predicted_bytes()) <= 0.005 * max(actual.peaks), share
 
 
 def test_a_plan_predicts_the_peak_of_training() -> None:
@@ -123,8 +123,8 @@ def test_gradients_accumulate_over_two_forwards() -> None:
     both(model, inputs, labels)
     other, _, _ = make("resnet")
     both(headroom.compile(other, "0.6x"), inputs, labels)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one.grad, two.grad)
+    for left, right in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(left.grad, right.grad)
 
 
 def test_frozen_parameters_get_no_gradient() -> None:
@@ -145,22 +145,25 @@ def test_bf16_autocast(name: str) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             loss = torch.nn.functional.cross_entropy(function(inputs), labels)
         loss.backward()
-        return [loss.detach(), *[one.grad for one in model.parameters()]]
+        return [loss.detach(), *[parameter.grad for parameter in model.parameters()]]
 
     expected = run(lambda model: model)
-    found = run(lambda model: headroom.compile(model, "0.8x"))
-    assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+    actual = run(lambda model: headroom.compile(model, "0.8x"))
+    assert all(torch.equal(left, right) for left, right in zip(actual, expected, strict=True))
 
 
 def gradients_of(model: torch.nn.Module, function: Callable[..., torch.Tensor], *args: object) -> dict:
-    """Of three steps, added up, and what batch norm and the like have become."""
+    """Returns the summed gradients of three steps, and the buffers of batch norm and other layers after them."""
     model.zero_grad()
     torch.manual_seed(4)
     for _ in range(3):
         function(*args).backward()
     return {
-        **{name: None if one.grad is None else one.grad.clone() for name, one in model.named_parameters()},
-        **{name: one.clone() for name, one in model.named_buffers()},
+        **{
+            name: None if parameter.grad is None else parameter.grad.clone()
+            for name, parameter in model.named_parameters()
+        },
+        **{name: buffer.clone() for name, buffer in model.named_buffers()},
     }
 
 
@@ -174,10 +177,10 @@ def expect_plain(
     start = copy.deepcopy(model.state_dict())
     expected = gradients_of(model, plain or function, *args)
     model.load_state_dict(start)
-    found = gradients_of(model, headroom.compile(function, budget), *args)
-    for name, one in expected.items():
-        assert (one is None) == (found[name] is None), name
-        assert one is None or torch.equal(one, found[name]), name
+    actual = gradients_of(model, headroom.compile(function, budget), *args)
+    for name, tensor in expected.items():
+        assert (tensor is None) == (actual[name] is None), name
+        assert tensor is None or torch.equal(tensor, actual[name]), name
 
 
 def test_a_users_own_checkpoint() -> None:
@@ -245,7 +248,7 @@ def test_in_place_operations_of_the_users() -> None:
 
 
 class Normalized(torch.nn.Module):
-    """Batch norms in a row, one that is used twice, and one that nothing comes of but its statistics."""
+    """Several batch norms, one of them used twice, and one whose only effect is its statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,8 +276,8 @@ def test_statistics_are_written_where_they_are_and_once() -> None:
     assert (len(updating), sum(call.node.target is functional for call in calls)) == (6, 3)
     run.set_smallest_budget()
     model.load_state_dict(start)
-    found = gradients_of(model, run, inputs)
-    assert [name for name, one in expected.items() if not torch.equal(one, found[name])] == []
+    actual = gradients_of(model, run, inputs)
+    assert [name for name, tensor in expected.items() if not torch.equal(tensor, actual[name])] == []
     assert any(run.ran().count(name) > 1 for name in updating)
 
 
@@ -293,10 +296,12 @@ def test_a_model_in_two_graphs() -> None:
     model = Broken()
     inputs = torch.randn(8, 16)
     headroom.compile(model, "1x")(inputs).sum().backward()
-    found = [one.grad.clone() for one in model.parameters()]
+    actual = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     model(inputs).sum().backward()
-    assert all(torch.equal(one, other.grad) for one, other in zip(found, model.parameters(), strict=True))
+    assert all(
+        torch.equal(gradient, parameter.grad) for gradient, parameter in zip(actual, model.parameters(), strict=True)
+    )
 
 
 def test_several_inputs_and_outputs() -> None:
@@ -307,13 +312,13 @@ def test_several_inputs_and_outputs() -> None:
         return z, z.exp(), x
 
     x, y = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8, requires_grad=True)
-    one, two, same = headroom.compile(model, "1x")(x, y)
-    (one.sum() + 2 * two.sum() + same.sum()).backward()
-    found = [x.grad.clone(), y.grad.clone(), linear.weight.grad.clone()]
+    first, second, same = headroom.compile(model, "1x")(x, y)
+    (first.sum() + 2 * second.sum() + same.sum()).backward()
+    actual = [x.grad.clone(), y.grad.clone(), linear.weight.grad.clone()]
     x.grad = y.grad = linear.weight.grad = None
-    one, two, same = model(x, y)
-    (one.sum() + 2 * two.sum() + same.sum()).backward()
-    assert all(torch.equal(a, b) for a, b in zip(found, [x.grad, y.grad, linear.weight.grad], strict=True))
+    first, second, same = model(x, y)
+    (first.sum() + 2 * second.sum() + same.sum()).backward()
+    assert all(torch.equal(a, b) for a, b in zip(actual, [x.grad, y.grad, linear.weight.grad], strict=True))
 
 
 def test_parameters_behind_unused_outputs_get_zeros_as_in_aot_eager() -> None:

@@ -1,4 +1,4 @@
-"""What cannot be done is said, with what to do instead; what has been done is not done again."""
+"""Errors say what is impossible and what to do instead, and no effect happens twice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> l
 def test_the_smallest_budget_named_works() -> None:
     model, inputs = small_model(), torch.randn(256, 16)
     for _ in range(2):
-        model(inputs).sum().backward()  # gradients are there before
+        model(inputs).sum().backward()  # Gradients exist before the step.
     with pytest.raises(headroom.BudgetError, match=r"what holds the memory there: .*KiB") as error:
         headroom.compile(lambda x: model(x).sum(), 1000)(inputs)
     smallest = error.value.smallest_budget_bytes
@@ -123,7 +123,7 @@ def test_a_second_backward_and_a_second_derivative_are_refused() -> None:
 
 @pytest.mark.parametrize("kernels", ["eager", "inductor"])
 def test_second_derivatives_are_not_silently_left_out(kernels: str) -> None:
-    """There is a way from the gradient to the inputs besides the step's own, or the input is a view."""
+    """The gradient depends on the inputs by another path than the step's, or the input is a view."""
     model, inputs = small_model(), torch.randn(8, 16, requires_grad=True)
     run = headroom.compile(lambda x: model(x).sum(), "1x", kernels=kernels)
 
@@ -149,7 +149,7 @@ def test_errors_are_not_suppressed() -> None:
 
 @pytest.mark.parametrize("kernels", ["eager", "inductor"])
 def test_gradients_in_batches_are_refused(kernels: str) -> None:
-    """No plan counts their memory, and AOTAutograd cannot copy expanded ones."""
+    """No plan counts the memory of such inputs, and AOTAutograd cannot copy expanded ones."""
     run = headroom.compile(small_model(), kernels=kernels)
     x = torch.randn(4, 16, requires_grad=True)
     for gradients in (torch.randn(5, 4, 4), torch.eye(4).unsqueeze(-1).expand(4, 4, 4)):
@@ -199,10 +199,13 @@ def test_symbolic_sizes_are_planned_one_by_one(dynamic: bool | None) -> None:
         x = torch.randn(size, 16)
         model.zero_grad()
         run(x).backward()
-        found = [one.grad.clone() for one in model.parameters()]
+        actual = [parameter.grad.clone() for parameter in model.parameters()]
         model.zero_grad()
         model(x).sum().backward()
-        assert all(torch.equal(one, two.grad) for one, two in zip(found, model.parameters(), strict=True))
+        assert all(
+            torch.equal(gradient, parameter.grad)
+            for gradient, parameter in zip(actual, model.parameters(), strict=True)
+        )
 
 
 def test_past_the_recompile_limit_is_an_error() -> None:
@@ -270,7 +273,7 @@ def test_conditions_run_through_python() -> None:
     first, second = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
 
     def model(x: torch.Tensor) -> torch.Tensor:
-        y = torch.cond(x.sum() > 0, lambda one: first(one).sin(), lambda one: second(one).cos(), (x,))
+        y = torch.cond(x.sum() > 0, lambda operand: first(operand).sin(), lambda operand: second(operand).cos(), (x,))
         return (y.tanh() * y).sum()
 
     modules = torch.nn.ModuleList([first, second])
@@ -279,17 +282,17 @@ def test_conditions_run_through_python() -> None:
         modules.zero_grad()
         loss = run(x)
         loss.backward()
-        found = [one.grad for one in modules.parameters()]
+        actual = [parameter.grad for parameter in modules.parameters()]
         chosen = first if x.sum() > 0 else second
         modules.zero_grad()
         y = chosen(x).sin() if x.sum() > 0 else chosen(x).cos()
         expected = (y.tanh() * y).sum()
         expected.backward()
         assert torch.equal(loss, expected)
-        wanted = {id(one): one.grad for one in chosen.parameters()}
-        for one, gradient in zip(modules.parameters(), found, strict=True):
-            if id(one) in wanted:
-                assert torch.equal(gradient, wanted[id(one)])
+        gradients = {id(parameter): parameter.grad for parameter in chosen.parameters()}
+        for parameter, gradient in zip(modules.parameters(), actual, strict=True):
+            if id(parameter) in gradients:
+                assert torch.equal(gradient, gradients[id(parameter)])
             else:
                 assert not gradient.any()
 
@@ -308,7 +311,7 @@ def accumulated(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def scanned(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     from torch._higher_order_ops.scan import scan
 
-    return scan(lambda carry, one: (torch.tanh(carry @ weight + one), carry * 2), torch.zeros(8), x)[1]
+    return scan(lambda carry, element: (torch.tanh(carry @ weight + element), carry * 2), torch.zeros(8), x)[1]
 
 
 def scanned_in_any_order(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -325,7 +328,7 @@ def mapped(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def looped(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     start = (torch.tensor(0), x)
-    return torch.while_loop(lambda i, _: i < 3, lambda i, one: (i + 1, one * 2), start)[1] * (x @ weight)
+    return torch.while_loop(lambda i, _: i < 3, lambda i, value: (i + 1, value * 2), start)[1] * (x @ weight)
 
 
 @pytest.mark.parametrize(
@@ -342,8 +345,8 @@ def test_higher_order_operators_run_through_python(function: Callable[..., torch
     torch.manual_seed(0)
     weight, x = torch.randn(8, 8, requires_grad=True), torch.randn(16, 8)
     expected = torch.autograd.grad(function(x, weight).sum(), weight)
-    found = torch.autograd.grad(headroom.compile(lambda one: function(one, weight).sum(), "1x")(x), weight)
-    assert torch.equal(found[0], expected[0])
+    actual = torch.autograd.grad(headroom.compile(lambda tensor: function(tensor, weight).sum(), "1x")(x), weight)
+    assert torch.equal(actual[0], expected[0])
 
 
 def test_a_model_that_was_made_before_the_import_is_no_negative_number() -> None:

@@ -39,7 +39,7 @@ class Broken(torch.nn.Module):
 
 
 def peaks_of(step: Callable[[], None], model: torch.nn.Module, steps: int = 4) -> list[tuple[int, int]]:
-    """By step: bytes before it, and its peak."""
+    """Returns the bytes before each step, and its peak."""
     meter = headroom._C.Meter(torch.device("cpu"))
     result = []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -54,7 +54,7 @@ def peaks_of(step: Callable[[], None], model: torch.nn.Module, steps: int = 4) -
 
 
 def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [one.grad.clone() for one in model.parameters()]
+    return [parameter.grad.clone() for parameter in model.parameters()]
 
 
 def one_step(run: Callable[..., torch.Tensor], inputs: torch.Tensor) -> Callable[[], None]:
@@ -74,7 +74,7 @@ def with_eager_loss(run: Callable[..., torch.Tensor], inputs: torch.Tensor) -> C
 
 
 def crossed(run: Callable[..., torch.Tensor], inputs: torch.Tensor) -> Callable[[], None]:
-    """The backward of the first forward comes first."""
+    """Runs the backward of the first forward first."""
 
     def step() -> None:
         first, second = run(inputs).sum(), run(2 * inputs).sum()
@@ -91,7 +91,7 @@ def make(kind: str) -> tuple[torch.nn.Module, torch.Tensor, Callable[..., Callab
         return Broken(), inputs, one_step
     model = torch.nn.Sequential(layers(8, 16), torch.nn.Linear(16, 1), torch.nn.Flatten(0))
     if kind == "two forwards":
-        return model, inputs, lambda run, x: two_forwards(lambda one: run(one).sum(), x)
+        return model, inputs, lambda run, x: two_forwards(lambda batch: run(batch).sum(), x)
     if kind == "crossed":
         return model, inputs, crossed
     return layers(10, 16), inputs, with_eager_loss
@@ -110,13 +110,13 @@ def test_the_whole_step_keeps_to_a_budget_in_bytes(kind: str) -> None:
         torch._dynamo.reset()
         model, inputs, step_of = make(kind)
         meter = headroom._C.Meter(torch.device("cpu"))
-        state = sum(4 * one.numel() for one in model.parameters())
+        state = sum(4 * parameter.numel() for parameter in model.parameters())
         budget = meter.current_bytes() + state + int(share * added)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = peaks_of(step_of(headroom.compile(model, budget), inputs), model)
-        assert all(torch.equal(one, two) for one, two in zip(gradients(model), expected, strict=True))
-        assert max(peak for _, peak in found[1:]) <= budget
+            actual = peaks_of(step_of(headroom.compile(model, budget), inputs), model)
+        assert all(torch.equal(left, right) for left, right in zip(gradients(model), expected, strict=True))
+        assert max(peak for _, peak in actual[1:]) <= budget
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,8 +129,8 @@ def test_the_whole_step_keeps_to_a_share(kind: str) -> None:
         model, inputs, step_of = make(kind)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = peaks_of(step_of(headroom.compile(model, f"{share}x"), inputs), model)
-        assert max(peak - before for before, peak in found[1:]) <= share * added
+            actual = peaks_of(step_of(headroom.compile(model, f"{share}x"), inputs), model)
+        assert max(peak - before for before, peak in actual[1:]) <= share * added
 
 
 def test_a_graph_without_room_says_so_once() -> None:
@@ -138,7 +138,7 @@ def test_a_graph_without_room_says_so_once() -> None:
     plain = peaks_of(step_of(model, inputs), model, steps=1)
     torch._dynamo.reset()
     model, inputs, step_of = make("three graphs")
-    budget = headroom.current_bytes() + sum(4 * one.numel() for one in model.parameters())
+    budget = headroom.current_bytes() + sum(4 * parameter.numel() for parameter in model.parameters())
     budget += (plain[0][1] - plain[0][0]) // 2
     step = step_of(headroom.compile(model, budget), inputs)
     with pytest.warns(UserWarning, match="over the budget in this step"):
@@ -175,14 +175,14 @@ def test_a_forward_without_backward_leaves_nothing() -> None:
     del result
     assert headroom.current_bytes() == before
     run(inputs).sum().backward()
-    found = gradients(model)
+    actual = gradients(model)
     model.zero_grad()
     model(inputs).sum().backward()
-    assert all(torch.equal(one, two) for one, two in zip(found, gradients(model), strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(actual, gradients(model), strict=True))
 
 
 def peaks_with_wide_output(*, holds: bool) -> tuple[int, int]:
-    """The most that backward adds where the output's gradient is large, held by the user or not; and that."""
+    """Returns the maximum that backward adds if the output has a large gradient, and the bytes of that gradient."""
 
     class Wide(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -204,7 +204,7 @@ def peaks_with_wide_output(*, holds: bool) -> tuple[int, int]:
         else:
             (output * 2).sum().backward()
         added = meter.peak_bytes() - before
-        (place,) = [one for step, one in flights_on(torch.device("cpu")).roots.items() if one.step is step][-1:]
+        (place,) = [root for step, root in flights_on(torch.device("cpu")).roots.items() if root.step is step][-1:]
         assert place.own_rest.is_held == holds
     return added, output.nbytes
 

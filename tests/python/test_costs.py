@@ -31,12 +31,12 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 
 def test_what_others_saved_meanwhile_stays_and_holds() -> None:
-    one, other = op_costs.CostCache(CPU), op_costs.CostCache(CPU)
+    cache, other = op_costs.CostCache(CPU), op_costs.CostCache(CPU)
     costs_of = {time_ns: op_costs.Cost(time_ns, 0) for time_ns in range(1, 5)}
-    one.costs |= {"first": costs_of[1], "both": costs_of[2]}
+    cache.costs |= {"first": costs_of[1], "both": costs_of[2]}
     other.costs |= {"second": costs_of[3], "both": costs_of[4]}
-    one.is_changed = other.is_changed = True
-    one.save()
+    cache.is_changed = other.is_changed = True
+    cache.save()
     other.save()
     expected = {"first": costs_of[1], "second": costs_of[3], "both": costs_of[2]}
     assert other.costs == op_costs.CostCache(CPU).costs == expected
@@ -49,14 +49,15 @@ def test_what_moving_memory_and_drawing_take_is_measured_once(
     state = torch.get_rng_state()
     first = time_ns(1 << 20, op_costs.CostCache(CPU), CPU, 1 << 20)
     assert first > 0
-    again = op_costs.CostCache(CPU)
-    assert len(again.costs) == 1
-    assert time_ns(1 << 20, again, CPU, 1 << 20) == first
+    reread = op_costs.CostCache(CPU)
+    assert len(reread.costs) == 1
+    assert time_ns(1 << 20, reread, CPU, 1 << 20) == first
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_what_a_library_takes_to_set_up_is_no_cost_of_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_PURE_NAMESPACES", {"aten", "headroom_tests"})  # Others are not measured.
+    # Operators of other namespaces are not measured.
+    monkeypatch.setattr(operators, "_PURE_NAMESPACES", {"aten", "headroom_tests"})
     calls: list[int] = []
 
     @torch.library.custom_op("headroom_tests::sets_up", mutates_args=())
@@ -143,28 +144,28 @@ def test_processes_that_save_at_once_lose_nothing() -> None:
         "    cache.is_changed = True; cache.save()\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", script, str(name)]) for name in range(3)]
-    assert [one.wait() for one in running] == [0, 0, 0]
+    assert [process.wait() for process in running] == [0, 0, 0]
     assert len(op_costs.CostCache(CPU).costs) == 60
 
 
 def test_indices_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[torch.Tensor] = []
+    arguments: list[torch.Tensor] = []
     real = op_costs._real
 
     def noting(value: torch.Tensor, call: Any) -> torch.Tensor:
-        made.append(real(value, call))
-        return made[-1]
+        arguments.append(real(value, call))
+        return arguments[-1]
 
     monkeypatch.setattr(op_costs, "_real", noting)
     table, indices = torch.nn.Embedding(50, 4), torch.randint(0, 50, (200,))
     headroom.plan(lambda: table(indices).square().sum(), cache=False)
-    found = [one for one in made if one.dtype == torch.int64 and one.numel() == 200]
-    assert len(found) == 4  # of the embedding and of its backward, for their memory and for their time
-    assert all(one.unique().numel() > 40 and one.max() < 50 for one in found)
+    drawn = [argument for argument in arguments if argument.dtype == torch.int64 and argument.numel() == 200]
+    assert len(drawn) == 4  # Two each of the embedding and of its backward, for their memory and for their time.
+    assert all(argument.unique().numel() > 40 and argument.max() < 50 for argument in drawn)
 
 
 def test_real_layouts_of_gradients_are_counted() -> None:
-    """Tracing takes gradients of weights for contiguous; beside images that are channels last they are not."""
+    """Tracing assumes that gradients of weights are contiguous. With channels-last images they are not."""
     layer = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False)
     images = torch.randn(1, 64, 4, 4).to(memory_format=torch.channels_last)
     plan = headroom.plan(lambda: layer(images).square().sum(), cache=False)
@@ -182,7 +183,7 @@ def deep_model() -> torch.nn.Sequential:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
-    """An entry for each call of a function of op_costs.py. What is measured with is not kept."""
+    """Counts an entry for each call of a function of op_costs.py. Tensors of measurements are not kept."""
     calls: list[str] = []
     function = getattr(op_costs, name)
 
@@ -230,7 +231,7 @@ def test_times_are_measured_when_memory_gets_scarce(monkeypatch: pytest.MonkeyPa
     op_costs.cache_of.cache_clear()
     run = headroom.compile(lambda: model(batch).square().mean(), budget, cache=False)
     for step in range(4):
-        if step == 2:  # From here on a third of what storing all adds to the smallest plan is left.
+        if step == 2:  # From here on, a third of the memory that storing everything adds to the smallest plan is left.
             others.append(torch.empty(budget - plan.plain_peak + spare_bytes * 2 // 3, dtype=torch.uint8))
         model.zero_grad(set_to_none=True)
         meter.reset_peak()
@@ -253,7 +254,7 @@ def test_timing_takes_no_more_memory_than_there_is(monkeypatch: pytest.MonkeyPat
 
 
 def call_of(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Call:
-    """The last operator that a function calls."""
+    """Returns the last operator that a function calls."""
     graph = make_fx(function, tracing_mode="fake")(*inputs).graph
     return Call([node for node in graph.nodes if node.op == "call_function"][-1], [], [])
 
@@ -284,7 +285,7 @@ ROWS, IMAGES = torch.randn(64, 48), images(2, 8, 6, 6)
 def test_memory_of_elementwise_calls_is_known(function: Callable[..., torch.Tensor], inputs: list[Any]) -> None:
     call = call_of(
         lambda *tensors: function(*tensors, *inputs[len(tensors) :]),
-        *[one for one in inputs if isinstance(one, torch.Tensor)],
+        *[tensor for tensor in inputs if isinstance(tensor, torch.Tensor)],
     )
     assert elementwise.has_known_memory(call)
     assert op_costs._measure(call, {}, CPU, headroom.Meter(CPU)) == op_costs.Cost(None, 0)
@@ -296,11 +297,11 @@ def test_memory_of_elementwise_calls_is_known(function: Callable[..., torch.Tens
     ("function", "inputs"),
     [
         (torch.sum, [ROWS]),
-        (torch.tanh, [ROWS.t()[:, ::2]]),  # makes a result with other strides
+        (torch.tanh, [ROWS.t()[:, ::2]]),  # The result has other strides.
         (torch.add, [IMAGES, IMAGES.contiguous()]),
-        (torch.mul, [ROWS, ROWS > 0]),  # converts the second
-        (lambda x: x * 0.3, [ROWS]),  # makes a tensor of the number
-        (lambda x: 2**x, [ROWS]),  # so does this
+        (torch.mul, [ROWS, ROWS > 0]),  # Converts the second input.
+        (lambda x: x * 0.3, [ROWS]),  # Makes the number a tensor.
+        (lambda x: 2**x, [ROWS]),  # Makes the number a tensor, too.
         (torch.bernoulli, [ROWS.abs()]),
         (lambda x: x.t().clone(memory_format=torch.contiguous_format), [ROWS]),
     ],
@@ -310,7 +311,7 @@ def test_memory_of_other_calls_is_measured(function: Callable[..., torch.Tensor]
 
 
 def test_times_of_elementwise_calls_are_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 300 x 200 numbers 8^5 = 32768 are timed: 2000 ns to start and 98304 for the numbers, 3 ns for each."""
+    """Times 8^5 = 32768 of 300 x 200 numbers: 2000 ns to start and 98304 for the numbers, 3 ns for each."""
     monkeypatch.setattr(op_costs, "_time_ns", lambda *_: 2000 + 98304)
     cache = op_costs.CostCache(CPU, persistent=False)
     for shape in [(300, 200), (250, 240)]:
@@ -350,7 +351,7 @@ def assert_peak_is_predicted(
 
 
 def test_results_of_another_type_than_tracing_knows_are_counted_as_they_are() -> None:
-    """On the CPU, statistics of a layer norm with bf16 inputs and fp32 weights are fp32; tracing says bf16."""
+    """On the CPU, statistics of a layer norm with bf16 inputs and fp32 weights are fp32, but bf16 when traced."""
     norm = torch.nn.LayerNorm(8)
     x = torch.randn(512, 8, dtype=torch.bfloat16, requires_grad=True)
 
@@ -361,7 +362,7 @@ def test_results_of_another_type_than_tracing_knows_are_counted_as_they_are() ->
 
 
 def test_types_are_known_through_views_and_elementwise_calls() -> None:
-    """As above for a group norm of rows, whose statistics backward reads detached, and for a sum of statistics."""
+    """The same for a group norm of rows, whose statistics backward reads detached, and for a sum of statistics."""
     norm = torch.nn.GroupNorm(4, 32)
     x = torch.randn(64, 32, dtype=torch.bfloat16, requires_grad=True)
 
@@ -374,7 +375,7 @@ def test_types_are_known_through_views_and_elementwise_calls() -> None:
 
 
 def test_results_that_nobody_asked_for_are_counted_while_the_kernel_runs() -> None:
-    """On the CPU, backward of a convolution whose weight is frozen computes the gradient of the weight all the same."""
+    """On the CPU, backward of a convolution with a frozen weight computes the gradient of the weight anyway."""
     layer = torch.nn.Conv2d(4, 4, 3, padding=1)
     layer.weight.requires_grad_(False)
     x = torch.randn(2, 4, 8, 8, requires_grad=True)

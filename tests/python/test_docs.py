@@ -1,4 +1,4 @@
-"""What docs/ shows is so: commands print what is shown (but for how long planning took), C++ compiles or is what the
+"""The contents of docs/ are right: commands print what is shown (except planning times), C++ compiles or equals the
 example project has, messages and links exist, and the site builds."""
 
 import re
@@ -19,8 +19,8 @@ SOURCES = [path for folder in ("headroom", "report") for path in (ROOT / folder)
 
 
 def blocks_of(path: Path, language: str) -> Iterator[str]:
-    for found, block in re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL):
-        if found == language:
+    for block_language, block in re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL):
+        if block_language == language:
             yield block
 
 
@@ -30,7 +30,7 @@ def name(path: Path) -> str:
 
 @pytest.mark.parametrize("path", [path for path in PAGES if transcripts(path)], ids=lambda path: path.name)
 def test_commands_print_what_is_shown(path: Path, tmp_path: Path) -> None:
-    """The blocks of a page run in order: the plan that one writes another explains."""
+    """Runs the blocks of a page in order, because a block reads the plan of an earlier one."""
     for command, shown in transcripts(path):
         done = run(command, tmp_path)
         assert done.returncode == 0, done.stderr
@@ -46,7 +46,7 @@ def test_transcripts_are_found() -> None:
 def test_commands_work(path: Path, tmp_path: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     options = (ROOT / "headroom" / "cli" / "train_main.cpp").read_text()
-    for command, _ in transcripts(path):  # What the others read.
+    for command, _ in transcripts(path):  # Writes the files that the others read.
         run(command, tmp_path)
     for line in (line for block in blocks_of(path, "sh") for line in block.splitlines()):
         words = shlex.split(line, comments=True)
@@ -63,7 +63,7 @@ def test_commands_work(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", [path for path in DOCS if list(blocks_of(path, "cpp"))], ids=name)
 def test_cpp(path: Path, tmp_path: Path) -> None:
-    """A block with includes is compiled; one without is, line by line, of the example project, which a test builds."""
+    """Compiles blocks with includes. The lines of other blocks must be in the example project, which a test builds."""
     project = (ROOT / "examples" / "cmake_project" / "main.cpp").read_text().splitlines()
     for block in blocks_of(path, "cpp"):
         if "#include" in block:
@@ -82,7 +82,7 @@ def test_messages_are_those_of_the_program() -> None:
     messages = [message for row in rows for message in re.findall(r"^`(.*?)`$", row)]
     assert len(messages) > 10
     sources = "".join(path.read_text() for path in SOURCES)
-    # A string of the program may go on in the next line of the source.
+    # A string of the program may continue in the next line of the source.
     sources = re.sub(r'"\s*\n\s*"', "", sources)
     missing = [part for message in messages for part in message.split("\u2026") if part.strip() not in sources]
     assert missing == []

@@ -1,4 +1,4 @@
-"""Random numbers and hidden state: each draw and each call of an operator happens when it does in plain PyTorch.
+"""Random numbers and hidden state: draws and calls of operators happen in the order of plain PyTorch.
 
 Operators of other libraries, and draws that forward's results do not need, are not known to AOTAutograd as such.
 """
@@ -53,7 +53,7 @@ draw_by_operator, count_calls = register("draw", draw), register("count", count)
 
 
 class SavedDraw(torch.autograd.Function):
-    """Draws in forward what only backward needs."""
+    """Draws numbers in forward that only backward needs."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,7 @@ class SavedDraw(torch.autograd.Function):
 
 
 class BackwardDraws(torch.autograd.Function):
-    """Draws in backward, first what is used last."""
+    """Draws numbers in backward, in the reverse order of their use."""
 
     @staticmethod
     def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
@@ -96,7 +96,7 @@ each_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=O
 
 
 class Net(torch.nn.Module):
-    """Stores more before and after an operation than it must."""
+    """Stores more before and after an operation than necessary."""
 
     def __init__(self, operation: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -111,19 +111,19 @@ class Net(torch.nn.Module):
 
 
 def steps(net: Net, run: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
-    """Returns results and gradients of three steps from the same start."""
+    """Returns results and gradients of three steps from the same initial state."""
     global calls
     calls = 0
     torch.manual_seed(1)
-    found = []
+    actual = []
     for _ in range(3):
         x = torch.randn(32, 16, requires_grad=True)
         result = run(x)
         noise = torch.rand_like(result)
         (result * noise).sum().backward()
-        found += [result.detach(), x.grad, net.linear.weight.grad, torch.rand(2)]
+        actual += [result.detach(), x.grad, net.linear.weight.grad, torch.rand(2)]
         net.zero_grad()
-    return found
+    return actual
 
 
 @each_operation
@@ -134,8 +134,8 @@ def test_draws_and_calls_of_eager_kernels(operation: Callable[[torch.Tensor], to
     for smallest in (False, True):
         if smallest:
             run.set_smallest_budget()
-        found = steps(net, run)
-        assert all(torch.equal(ours, plain) for ours, plain in zip(found, expected, strict=True)), smallest
+        actual = steps(net, run)
+        assert all(torch.equal(ours, plain) for ours, plain in zip(actual, expected, strict=True)), smallest
     assert run.reruns()
 
 

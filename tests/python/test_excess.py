@@ -1,4 +1,4 @@
-"""Peaks that are above what plans predict: measured, and left free in later steps."""
+"""Peaks above the prediction of a plan are measured, and the excess is reserved in later steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_blocks_have_slack_until_they_are_measured_and_some_afterwards() -> None
     assert slack.add(1_000_000) == 1_025_000
     slack.measure(2_000)
     assert slack.add(1_000_000) == 1_005_000
-    for planned in (0, 1, 12_345, 10**10 + 7):  # a plan for what it was said to take is the same plan
+    for planned in (0, 1, 12_345, 10**10 + 7):  # Planning for the predicted peak gives the same plan.
         assert slack.subtract(slack.add(planned)) == planned
 
 
@@ -88,14 +88,14 @@ def test_sums_of_gradients_after_backward_are_part_of_the_step() -> None:
 
     def peaks(budget: int) -> list[int]:
         torch._dynamo.reset()
-        run, found = headroom.compile(torch.tanh, budget, cache=False), []
+        run, peak_bytes = headroom.compile(torch.tanh, budget, cache=False), []
         for _ in range(4):
             meter.reset_peak()
             y = run(x)
             gradients = torch.autograd.grad(((x + y) * 2).sum(), [y, x])
-            found.append(meter.peak_bytes())
+            peak_bytes.append(meter.peak_bytes())
             del y, gradients
-        return found
+        return peak_bytes
 
     # Live at the peak: y, its gradient, which is asked for, the graph's gradient of x, and the sum of that and the
     # gradient of x from outside. While the loss is computed there is one tensor less.

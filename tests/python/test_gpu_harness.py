@@ -1,4 +1,4 @@
-"""The harness of benchmarks/gpu, with suites of trivial points and a PyTorch that is none."""
+"""The harness of benchmarks/gpu, with suites of trivial points and a stub of PyTorch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SUITE = Suite("Points of a test", [{points}], tables, {options})
 """
 GOOD = "print('{\"ms\": 2.5}')"
 
-# What the harness asks of PyTorch: no GPU, or one of 8 GiB.
+# The part of PyTorch that the harness uses: no GPU, or one of 8 GiB.
 TORCH = """
 from types import SimpleNamespace
 __version__ = "2.99"
@@ -45,7 +45,7 @@ cuda = SimpleNamespace(is_available=lambda: {available}, get_device_properties=l
 
 
 class Bench:
-    """Suites in a folder of their own, and their results."""
+    """Suites in a separate folder, and their results."""
 
     def __init__(self, folder: Path) -> None:
         self.suites, self.out, self.ran, self.packages = (
@@ -68,7 +68,7 @@ class Bench:
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def run(self, *arguments: str) -> tuple[int, str]:
-        """Returns the exit status and what was printed."""
+        """Returns the exit status and the output."""
         started = self.start(*arguments)
         printed, _ = started.communicate(timeout=60)
         return started.returncode, printed
@@ -83,7 +83,7 @@ class Bench:
         return self.ran.read_text().split() if self.ran.exists() else []
 
     def wait_for(self, count: int) -> None:
-        """Waits until that many points were begun."""
+        """Waits until that many points have begun."""
         end = time.monotonic() + 30
         while len(self.names_run()) < count:
             assert time.monotonic() < end
@@ -142,7 +142,7 @@ def test_a_run_that_is_stopped_stops_its_points(bench: Bench, number: signal.Sig
     assert started.returncode == 128 + number, printed
     assert "Traceback" not in printed
     with open(bench.out / ".lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Nothing is left that holds it.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # No process holds it any more.
     assert not (bench.out / "fake" / "one.json").exists()
 
 
@@ -185,7 +185,7 @@ def test_a_failing_point_is_a_hole_and_the_others_go_on(bench: Bench) -> None:
     assert "no such thing" in (bench.out / "fake" / "raises.log").read_text()
     page = bench.page()
     assert "| raises | — |" in page
-    assert "| wrong | 2.5 |" in page  # What it measured before it failed.
+    assert "| wrong | 2.5 |" in page  # The figures measured before it failed.
     assert "| last | 2.5 |" in page
     assert "- `dies`: failed, killed by SIGSEGV" in page
     # A failure is a result: it is kept, and counted again.
@@ -280,7 +280,7 @@ def test_preparations_are_run_for_what_is_to_be_measured(bench: Bench) -> None:
     bench.suite('point("one", GOOD)', 'point("two", GOOD)', options=prepare)
     status, printed = bench.run("--only", "two")
     assert status == 0, printed
-    assert "fake/warm-two: exit status 3" in printed  # Points go on without it.
+    assert "fake/warm-two: exit status 3" in printed  # Points run without it.
     bench.run()
     bench.run()
     assert bench.names_run() == ["warm-two", "two", "warm-one", "one"]
@@ -323,7 +323,7 @@ def test_usage_errors(bench: Bench, arguments: list[str], message: str) -> None:
 
 
 def page_with(suite: str, point: str, *figures: dict[str, Any]) -> str:
-    """Returns a suite's page where one point has these figures."""
+    """Returns the page of a suite in which one point has these figures."""
     code = f"""
 import json, sys
 from pathlib import Path
@@ -406,7 +406,7 @@ def test_figures_are_in_their_rows(suite: str, point: str, figures: list[dict[st
 
 
 def test_the_suites_make_tables_without_results(tmp_path: Path) -> None:
-    """Every suite has a page of holes, and points that name existing scripts."""
+    """Every suite has a page without results, and points that name existing scripts."""
     code = f"""
 import sys
 sys.path.insert(0, {str(RUN.parent)!r})

@@ -1,4 +1,4 @@
-"""kernels="inductor": budgets kept, gradients those of torch.compile."""
+"""kernels="inductor" keeps budgets, and its gradients are those of torch.compile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from training_models import CASES, Gpt, loss_of  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone")
 
-SHARES = {"gpt": 0.6, "resnet": 0.7}  # dropout and tied weights; statistics that the step writes
+SHARES = {"gpt": 0.6, "resnet": 0.7}  # With dropout and tied weights, and with statistics that the step writes.
 
 
 def make(name: str) -> tuple[torch.nn.Module, list[torch.Tensor]]:
@@ -31,7 +31,7 @@ def make(name: str) -> tuple[torch.nn.Module, list[torch.Tensor]]:
 
 
 def train(model: torch.nn.Module, run: Callable[..., torch.Tensor], batch: list[torch.Tensor]) -> int:
-    """Two steps, of which the second's gradients stay; what it has at most beyond what is there before."""
+    """Runs two steps and keeps the gradients of the second. Returns its peak less the memory in use before it."""
     meter = headroom.budget.meter.meter_of(torch.device("cpu"))
     peak = 0
     for _ in range(2):
@@ -49,26 +49,26 @@ def test_budget_is_kept_and_gradients_are_those_of_torch_compile(name: str) -> N
     model, batch = make(name)
     train(model, torch.compile(loss_of(model), dynamic=False), batch)
     other, batch = make(name)
-    told: list[headroom.planning.Planned] = []
-    run = headroom.compile(loss_of(other), f"{SHARES[name]}x", kernels="inductor", on_plan=told.append)
+    plans: list[headroom.planning.Planned] = []
+    run = headroom.compile(loss_of(other), f"{SHARES[name]}x", kernels="inductor", on_plan=plans.append)
     peak = train(other, run, batch)
-    plan = told[-1]
+    plan = plans[-1]
     assert plan.measured_bytes is not None
     assert peak <= plan.measured_bytes <= plan.budget_bytes
     assert plan.time_ns > plan.plain_time_ns
     # Biases before a batch norm have gradients of nothing but rounding.
-    whole = torch.cat([one.grad.flatten() for one in model.parameters()]).norm()
-    for one, expected in zip(other.parameters(), model.parameters(), strict=True):
-        difference = (one.grad - expected.grad).norm()
+    whole = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
+    for parameter, expected in zip(other.parameters(), model.parameters(), strict=True):
+        difference = (parameter.grad - expected.grad).norm()
         assert difference <= 1e-4 * max(expected.grad.norm(), 0.1 * whole), difference
-    for one, expected in zip(other.buffers(), model.buffers(), strict=True):
-        torch.testing.assert_close(one, expected)
+    for buffer, expected in zip(other.buffers(), model.buffers(), strict=True):
+        torch.testing.assert_close(buffer, expected)
 
 
 @pytest.mark.parametrize("fallback_random", [False, True], ids=["by Inductor", "by the operators"])
 def test_what_is_drawn_again_is_the_same(fallback_random: bool) -> None:
     class Noisy(torch.nn.Module):
-        """Draws by a library as much as it computes: to draw that again would save memory."""
+        """Draws as many numbers by a library as it computes, so that drawing them again would save memory."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -84,7 +84,7 @@ def test_what_is_drawn_again_is_the_same(fallback_random: bool) -> None:
         torch.manual_seed(0)
         model, batch = Noisy(), torch.randn(1024, 16)
         train(model, compile_loss(model), [batch])
-        return [one.grad for one in model.parameters()]
+        return [parameter.grad for parameter in model.parameters()]
 
     def at_the_smallest(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
         with pytest.raises(headroom.BudgetError) as error:
@@ -94,9 +94,10 @@ def test_what_is_drawn_again_is_the_same(fallback_random: bool) -> None:
 
     with torch._inductor.config.patch(fallback_random=fallback_random):
         expected = gradients(lambda model: torch.compile(model, dynamic=False))
-        found = gradients(at_the_smallest)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6 * float(max(one.norm() for one in expected)))
+        actual = gradients(at_the_smallest)
+    scale = float(max(gradient.norm() for gradient in expected))
+    for gradient, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-6 * scale)
 
 
 @pytest.mark.parametrize(
@@ -126,14 +127,14 @@ def test_of_a_language_model_s_loss_only_logits_and_their_gradient_are_stored() 
         logits = model(tokens)[:, :-1]
         return torch.nn.functional.cross_entropy(logits.reshape(-1, words), tokens[:, 1:].reshape(-1))
 
-    told: list[headroom.planning.Planned] = []
-    run = headroom.compile(loss, "0.96x", kernels="inductor", on_plan=told.append)
-    assert train(model, run, []) <= told[-1].budget_bytes
-    assert told[-1].measured_bytes == pytest.approx(told[-1].predicted_bytes, rel=0.01)
-    assert told[-1].compilations <= 2  # PyTorch's own partition, which might have fitted, and the plan
+    plans: list[headroom.planning.Planned] = []
+    run = headroom.compile(loss, "0.96x", kernels="inductor", on_plan=plans.append)
+    assert train(model, run, []) <= plans[-1].budget_bytes
+    assert plans[-1].measured_bytes == pytest.approx(plans[-1].predicted_bytes, rel=0.01)
+    assert plans[-1].compilations <= 2  # PyTorch's own partition, which could have fitted, and the plan.
     logits_bytes = tokens.numel() * words * 4
     activation_bytes = tokens.numel() * width * 4
-    assert told[-1].measured_bytes <= 2 * logits_bytes + 8 * activation_bytes
+    assert plans[-1].measured_bytes <= 2 * logits_bytes + 8 * activation_bytes
 
 
 def test_what_takes_the_place_of_the_logits_is_predicted() -> None:
@@ -141,14 +142,14 @@ def test_what_takes_the_place_of_the_logits_is_predicted() -> None:
     torch.manual_seed(0)
     words = 4000
     model, tokens = Gpt(layers=4, width=64, words=words), torch.randint(words, (8, 32))
-    told: list[headroom.planning.Planned] = []
+    plans: list[headroom.planning.Planned] = []
     loss = loss_of(model)
-    run = headroom.compile(lambda: loss(tokens, tokens.flatten()), "0.5x", kernels="inductor", on_plan=told.append)
-    assert train(model, run, []) <= told[-1].budget_bytes
-    assert told[-1].measured_bytes == pytest.approx(told[-1].predicted_bytes, rel=0.02)
-    assert told[-1].compilations == 1
+    run = headroom.compile(lambda: loss(tokens, tokens.flatten()), "0.5x", kernels="inductor", on_plan=plans.append)
+    assert train(model, run, []) <= plans[-1].budget_bytes
+    assert plans[-1].measured_bytes == pytest.approx(plans[-1].predicted_bytes, rel=0.02)
+    assert plans[-1].compilations == 1
     # The gradient of the logits is written over them, and dropped when the weights' is there, before backward ends.
-    assert told[-1].measured_bytes <= 1.7 * tokens.numel() * words * 4
+    assert plans[-1].measured_bytes <= 1.7 * tokens.numel() * words * 4
 
 
 def test_random_numbers_are_computed_where_they_are_read() -> None:
@@ -158,22 +159,22 @@ def test_random_numbers_are_computed_where_they_are_read() -> None:
         (torch.nn.Conv2d(16, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.Dropout(0.2))
         for _ in range(4)
     ]
-    model, images = torch.nn.Sequential(*[one for block in layers for one in block]), torch.randn(8, 16, 32, 32)
-    told: list[headroom.planning.Planned] = []
-    run = headroom.compile(lambda: model(images).square().mean(), "0.7x", kernels="inductor", on_plan=told.append)
+    model, images = torch.nn.Sequential(*[layer for block in layers for layer in block]), torch.randn(8, 16, 32, 32)
+    plans: list[headroom.planning.Planned] = []
+    run = headroom.compile(lambda: model(images).square().mean(), "0.7x", kernels="inductor", on_plan=plans.append)
     # Stored, as large as an activation each and in another layout, they would not fit.
-    assert train(model, run, []) <= told[-1].budget_bytes
-    assert told[-1].measured_bytes == pytest.approx(told[-1].predicted_bytes, rel=0.01)
-    assert told[-1].compilations == 1
+    assert train(model, run, []) <= plans[-1].budget_bytes
+    assert plans[-1].measured_bytes == pytest.approx(plans[-1].predicted_bytes, rel=0.01)
+    assert plans[-1].compilations == 1
 
 
 def test_where_pytorch_s_own_partition_takes_too_much_a_plan_is_made() -> None:
     model, batch = make("gpt")
-    told: list[headroom.planning.Planned] = []
-    run = headroom.compile(loss_of(model), "1x", kernels="inductor", on_plan=told.append)
-    assert train(model, run, batch) <= told[-1].budget_bytes
-    assert told[-1].compilations == 2
-    assert told[-1].measured_bytes == pytest.approx(told[-1].predicted_bytes, rel=0.01)
+    plans: list[headroom.planning.Planned] = []
+    run = headroom.compile(loss_of(model), "1x", kernels="inductor", on_plan=plans.append)
+    assert train(model, run, batch) <= plans[-1].budget_bytes
+    assert plans[-1].compilations == 2
+    assert plans[-1].measured_bytes == pytest.approx(plans[-1].predicted_bytes, rel=0.01)
 
 
 def test_what_the_plan_did_not_know_of_is_left_free_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,16 +182,16 @@ def test_what_the_plan_did_not_know_of_is_left_free_by_the_next(monkeypatch: pyt
     try_step = kernels.try_step
 
     def take_more(*arguments: Any) -> trial.Trial:
-        found = try_step(*arguments)
-        return found._replace(added_bytes=found.added_bytes + excess)
+        outcome = try_step(*arguments)
+        return outcome._replace(added_bytes=outcome.added_bytes + excess)
 
     monkeypatch.setattr(kernels, "try_step", take_more)
     model, batch = make("gpt")
-    told: list[headroom.planning.Planned] = []
-    run = headroom.compile(loss_of(model), "0.8x", kernels="inductor", on_plan=told.append)
-    assert train(model, run, batch) <= told[-1].budget_bytes - excess
-    assert told[-1].compilations == 2
-    assert told[-1].measured_bytes == pytest.approx(told[-1].predicted_bytes, rel=0.01)
+    plans: list[headroom.planning.Planned] = []
+    run = headroom.compile(loss_of(model), "0.8x", kernels="inductor", on_plan=plans.append)
+    assert train(model, run, batch) <= plans[-1].budget_bytes - excess
+    assert plans[-1].compilations == 2
+    assert plans[-1].measured_bytes == pytest.approx(plans[-1].predicted_bytes, rel=0.01)
 
 
 @pytest.mark.parametrize("budget", ["0.6x", "10x"], ids=["by a plan", "by PyTorch's own partition"])
@@ -202,13 +203,13 @@ def test_what_was_compiled_before_is_in_inductor_s_cache(budget: str) -> None:
             torch._dynamo.utils.counters["inductor"].clear()
             train(model, headroom.compile(loss_of(model), budget, kernels="inductor"), batch)
             # PyTorch may put another in its place while it compiles.
-            found = torch._dynamo.utils.counters["inductor"]
-            caches = {one: count for one, count in found.items() if one.startswith("fxgraph_cache")}
+            counters = torch._dynamo.utils.counters["inductor"]
+            caches = {name: count for name, count in counters.items() if name.startswith("fxgraph_cache")}
             assert list(caches) == [expected]
-            counts.append(caches[expected])  # of halves, of one trial or of several
-            gradients.append([one.grad for one in model.parameters()])
+            counts.append(caches[expected])  # Of forward and backward, of one trial or of several.
+            gradients.append([parameter.grad for parameter in model.parameters()])
     assert counts[0] == counts[1] >= 2
-    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(*gradients, strict=True))
 
 
 def test_what_is_padded_twice_is_one_tensor() -> None:
@@ -216,8 +217,8 @@ def test_what_is_padded_twice_is_one_tensor() -> None:
 
     def compute(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         turned = x.permute(2, 0, 1)
-        again = turned.permute(0, -1, 1)
-        same = [pad(x, [0, 3, 1, 0]), pad(turned, [1, 0, 0, 0, 0, 3]), pad(again, [0, 0, 1, 0, 0, 3])]
+        permuted = turned.permute(0, -1, 1)
+        same = [pad(x, [0, 3, 1, 0]), pad(turned, [1, 0, 0, 0, 0, 3]), pad(permuted, [0, 0, 1, 0, 0, 3])]
         others = [
             pad(turned, [1, 0, 0, 0, 0, 2]),  # by less
             pad(turned, [0, 1, 0, 0, 0, 3]),  # at the other end
@@ -225,7 +226,7 @@ def test_what_is_padded_twice_is_one_tensor() -> None:
             pad(turned, [1, 0, 0, 0, 0, 3], 2.0),  # with something else
             pad(y, [0, 3, 1, 0]),
         ]
-        return tuple(one * 2 for one in [*same, *others])
+        return tuple(tensor * 2 for tensor in [*same, *others])
 
     inputs = torch.randn(4, 5, 6), torch.randn(4, 5, 6)
     joint = make_fx(compute, tracing_mode="fake")(*inputs)
@@ -233,8 +234,8 @@ def test_what_is_padded_twice_is_one_tensor() -> None:
     joint.graph.lint()
     joint.recompile()
     assert len(joint.graph.find_nodes(op="call_function", target=pad)) == 6
-    for one, expected in zip(joint(*inputs), compute(*inputs), strict=True):
-        assert torch.equal(one, expected)
+    for actual, expected in zip(joint(*inputs), compute(*inputs), strict=True):
+        assert torch.equal(actual, expected)
     for node in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
         assert node.args[0].meta["val"].shape == node.meta["val"].shape
 
@@ -277,21 +278,21 @@ def test_convolutions_run_again_are_laid_out_as_in_forward(monkeypatch: pytest.M
     model, batch = make("resnet")
     headroom.compile(loss_of(model), "0.5x", kernels="inductor")(*batch).backward()
     assert (True, True, True) in seen
-    assert all(told is None for is_backward, _, told in seen if not is_backward)
+    assert all(layout is None for is_backward, _, layout in seen if not is_backward)
 
 
 @pytest.fixture(name="steps")
 def recorded_steps(monkeypatch: pytest.MonkeyPatch) -> list[partitioner.KernelStep]:
-    """All that are planned."""
-    made: list[partitioner.KernelStep] = []
+    """Returns all graphs that are planned."""
+    steps: list[partitioner.KernelStep] = []
     make_kernel_step = partitioner.make_kernel_step
 
     def record(*arguments: Any) -> partitioner.KernelStep:
-        made.append(make_kernel_step(*arguments))
-        return made[-1]
+        steps.append(make_kernel_step(*arguments))
+        return steps[-1]
 
     monkeypatch.setattr(partitioner, "make_kernel_step", record)
-    return made
+    return steps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -299,7 +300,7 @@ def test_dropout_keeps_a_byte_and_draws_once(steps: list[partitioner.KernelStep]
     torch._dynamo.reset()
     torch.manual_seed(0)
     layers = [(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Dropout(0.5)) for _ in range(3)]
-    model = torch.nn.Sequential(*[one for layer in layers for one in layer]).to(dtype)
+    model = torch.nn.Sequential(*[module for layer in layers for module in layer]).to(dtype)
     batch = torch.randn(256, 64, dtype=dtype)
     headroom.compile(lambda: model(batch).square().mean(), "0.9x", kernels="inductor")().backward()
     assert steps
@@ -319,9 +320,9 @@ def test_indices_of_a_pool_are_computed_where_they_are_read(steps: list[partitio
     torch.manual_seed(0)
     blocks = [(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(3, 1, 1)) for _ in range(4)]
     model, images = torch.nn.Sequential(*[layer for block in blocks for layer in block]), torch.randn(8, 8, 48, 48)
-    told: list[headroom.planning.Planned] = []
-    run = headroom.compile(lambda: model(images).square().mean(), "0.9x", kernels="inductor", on_plan=told.append)
-    assert train(model, run, []) <= told[-1].budget_bytes
+    plans: list[headroom.planning.Planned] = []
+    run = headroom.compile(lambda: model(images).square().mean(), "0.9x", kernels="inductor", on_plan=plans.append)
+    assert train(model, run, []) <= plans[-1].budget_bytes
     calls = [call for step in steps for call in step.fused.calls if call.values]
     assert any(call.node.target is torch.ops.prims._low_memory_max_pool_with_offsets.default for call in calls)
     assert all(getattr(call.node.meta["val"], "dtype", None) is not torch.int64 for call in calls)
@@ -351,12 +352,12 @@ def test_by_pytorch_s_own_partition_all_is_as_without_a_budget(monkeypatch: pyte
 
 
 def test_the_smallest_budget_counts_what_a_first_call_leaves_on_the_device() -> None:
-    left: list[torch.Tensor] = []
+    leaked: list[torch.Tensor] = []
 
     @torch.library.custom_op("headroom_tests::leaves_a_workspace", mutates_args=())
     def leaves_a_workspace(x: torch.Tensor) -> torch.Tensor:
-        if not left:
-            left.append(torch.empty(1 << 20))
+        if not leaked:
+            leaked.append(torch.empty(1 << 20))
         return x * 2
 
     leaves_a_workspace.register_fake(torch.empty_like)
@@ -370,7 +371,7 @@ def test_the_smallest_budget_counts_what_a_first_call_leaves_on_the_device() -> 
 
     def fresh(budget: int | str) -> Callable[..., torch.Tensor]:
         torch._dynamo.reset()
-        left.clear()
+        leaked.clear()
         return headroom.compile(loss, budget, kernels="inductor", cache=False)
 
     for budget in (1, "0.01x"):
@@ -378,7 +379,7 @@ def test_the_smallest_budget_counts_what_a_first_call_leaves_on_the_device() -> 
             fresh(budget)()
         assert train(model, fresh(error.value.smallest_budget_bytes), []) > 0
         model.zero_grad()
-    left.clear()  # the operator outlives the test
+    leaked.clear()  # The operator outlives the test.
 
 
 def test_a_budget_that_is_too_small_names_the_smallest() -> None:
@@ -390,10 +391,10 @@ def test_a_budget_that_is_too_small_names_the_smallest() -> None:
 
 def test_is_compiled_again_only_where_there_is_no_room() -> None:
     model, batch = make("mlp")
-    told: list[headroom.planning.Planned] = []
+    plans: list[headroom.planning.Planned] = []
     plain = headroom.plan(loss_of(model), *batch).plain_peak
     spare = 1 << 20
-    run = headroom.compile(loss_of(model), plain + spare, kernels="inductor", on_plan=told.append)
+    run = headroom.compile(loss_of(model), plain + spare, kernels="inductor", on_plan=plans.append)
     held = []
     for size, compiled in ((0, 1), (spare // 2, 1), (4 * spare, 2)):
         held.append(torch.empty(size, dtype=torch.uint8))
@@ -402,7 +403,7 @@ def test_is_compiled_again_only_where_there_is_no_room() -> None:
         except headroom.BudgetError:
             assert size > spare
             return
-        assert len(told) == compiled
+        assert len(plans) == compiled
         model.zero_grad()
 
 
@@ -433,43 +434,43 @@ def test_two_graphs_of_a_model_share_a_budget(monkeypatch: pytest.MonkeyPatch) -
     torch.manual_seed(0)
     model, batch = TwoGraphs(), torch.randn(2048, 256)
     plain_bytes = train(model, model, [batch])
-    expected = [one.grad for one in model.parameters()]
+    expected = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
     # Just what the first takes alone, so that what is left is clearly too little for the other, whatever its plan.
     budget = headroom.current_bytes() + int(0.575 * plain_bytes)
     meter = headroom.budget.meter.meter_of(torch.device("cpu"))
-    told: list[headroom.planning.Planned] = []
-    run = headroom.compile(model, budget, kernels="inductor", on_plan=told.append)
-    for _ in range(3):  # each fits alone
+    plans: list[headroom.planning.Planned] = []
+    run = headroom.compile(model, budget, kernels="inductor", on_plan=plans.append)
+    for _ in range(3):  # Each fits alone.
         model.zero_grad()
         run(batch).backward()
     model.zero_grad()
     meter.reset_peak()
     run(batch).backward()
     assert meter.peak_bytes() <= budget
-    assert 2 <= len(told) <= 4
-    for one, other in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(one.grad, other)
+    assert 2 <= len(plans) <= 4
+    for parameter, other in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, other)
 
 
 def test_trials_are_told_to_those_who_listen() -> None:
-    heard: list[logging.LogRecord] = []
+    records: list[logging.LogRecord] = []
     handler, logger = logging.Handler(), logging.getLogger("headroom")
-    handler.emit = heard.append
+    handler.emit = records.append
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    told: list[headroom.planning.Planned] = []
+    plans: list[headroom.planning.Planned] = []
     try:
         model, batch = make("vgg")
-        headroom.compile(loss_of(model), "0.65x", kernels="inductor", on_plan=told.append)(*batch).backward()
+        headroom.compile(loss_of(model), "0.65x", kernels="inductor", on_plan=plans.append)(*batch).backward()
     finally:
         logger.removeHandler(handler)
         logger.setLevel(logging.NOTSET)
-    assert len(heard) == told[-1].compilations
-    took = f"bytes took {told[-1].measured_bytes} bytes of {told[-1].budget_bytes};"
-    messages = [record.getMessage() for record in heard]
+    assert len(records) == plans[-1].compilations
+    outcome = f"bytes took {plans[-1].measured_bytes} bytes of {plans[-1].budget_bytes};"
+    messages = [record.getMessage() for record in records]
     assert messages[-1].startswith("a plan of ")
-    assert any(took in message for message in messages)  # An earlier one may fit better.
+    assert any(outcome in message for message in messages)  # An earlier one may fit better.
 
 
 def test_without_gradients_nothing_is_planned() -> None:

@@ -1,4 +1,4 @@
-"""kernels="inductor": memory that is changed in place: by backward, by the user, by a kernel."""
+"""kernels="inductor": memory that backward, the user or a kernel changes in place."""
 
 from __future__ import annotations
 
@@ -41,9 +41,11 @@ def test_outputs_are_as_before_backward(function: Callable[..., object], plan: s
         compiled = headroom.compile(function, "1x" if plan == "least" else None, kernels="inductor", cache=False)
         results = compiled(x)
     expected = function(x)
-    results, expected = ((one,) if isinstance(one, torch.Tensor) else one for one in (results, expected))
-    found, correct = (torch.autograd.grad(sum(one.exp().sum() for one in of), x)[0] for of in (results, expected))
-    torch.testing.assert_close(found, correct)
+    results, expected = ((result,) if isinstance(result, torch.Tensor) else result for result in (results, expected))
+    actual, correct = (
+        torch.autograd.grad(sum(tensor.exp().sum() for tensor in tensors), x)[0] for tensors in (results, expected)
+    )
+    torch.testing.assert_close(actual, correct)
     for result, other in zip(results, expected, strict=True):
         torch.testing.assert_close(result, other)
 
@@ -83,7 +85,7 @@ def test_a_result_that_shares_memory_with_a_saved_tensor_must_not_change(plan: s
 
 
 class Remembering(torch.nn.Module):
-    """Reads a buffer and writes its input there: backward then reads a view of the input."""
+    """Reads a buffer and writes its input to it. Backward then reads a view of the input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,5 +129,5 @@ def test_a_kernel_that_reads_the_result_of_a_scatter_runs_after_it() -> None:
     weight = torch.randn(16, 16, dtype=torch.float64, generator=generator)
     with smallest_kernel_plans():
         result = headroom.compile(function, "1x", kernels="inductor", cache=False)(x)
-    found, expected = (torch.autograd.grad((value * 2).sum(), x)[0] for value in (result, function(x)))
-    torch.testing.assert_close(found, expected)
+    actual, expected = (torch.autograd.grad((value * 2).sum(), x)[0] for value in (result, function(x)))
+    torch.testing.assert_close(actual, expected)

@@ -1,4 +1,4 @@
-"""kernels="inductor": a number of bytes is kept in every step of training, or refused with one that is."""
+"""kernels="inductor": a budget in bytes is kept in every step of training, or refused with one that can be kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def inside(model: nn.Module) -> Callable[..., torch.Tensor]:
-    """The loss has a number, of which tracing makes a tensor."""
+    """The loss has a number that tracing turns into a tensor."""
     return lambda x: (model(x) * 0.3).square().mean()
 
 
@@ -60,12 +60,12 @@ class Training:
 
 
 def state_bytes(model: nn.Module) -> int:
-    """AdamW's state: two moments and a count for each parameter."""
-    return sum(2 * one.nbytes + 4 for one in model.parameters())
+    """Returns the bytes of AdamW's state: two moments and a count for each parameter."""
+    return sum(2 * parameter.nbytes + 4 for parameter in model.parameters())
 
 
 def own_bytes(function: Callable[..., torch.Tensor], x: torch.Tensor | None = None) -> int:
-    """Returns what a step by PyTorch's own partition adds."""
+    """Returns the memory that a step by PyTorch's own partition adds."""
     torch._dynamo.reset()
     plans: list[headroom.planning.Planned] = []
     headroom.compile(function, "10x", kernels="inductor", on_plan=plans.append)(batch() if x is None else x)
@@ -80,7 +80,7 @@ def test_no_step_is_over_the_budget(make: Callable[..., Any], room: float) -> No
     own = own_bytes(make(model))
     torch._dynamo.reset()
     # Weights and gradients of an earlier step, and all of the optimizer's state in the first case.
-    spare = sum(one.nbytes for one in model.parameters()) + (state_bytes(model) if room < 1 else 0)
+    spare = sum(parameter.nbytes for parameter in model.parameters()) + (state_bytes(model) if room < 1 else 0)
     budget = headroom.current_bytes() + batch().nbytes + int(room * own) + spare
     training = Training(model, make(model), budget)
     for _ in range(3):
@@ -211,7 +211,7 @@ def test_pytorch_s_own_partition_is_taken_wherever_it_fits() -> None:
 def test_measurements_take_no_more_memory_than_the_step(
     measure: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.undo()  # of fixed costs
+    monkeypatch.undo()  # Removes the fixed costs.
     meter = headroom.Meter(CPU)
     before = meter.current_bytes()
     for largest in (1000, 100_000, 3_000_000):

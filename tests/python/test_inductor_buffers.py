@@ -1,4 +1,4 @@
-"""kernels="inductor": backward reads buffers that forward updates as they were, as in plain PyTorch."""
+"""kernels="inductor": backward reads the old contents of buffers that forward updates, as in plain PyTorch."""
 
 from __future__ import annotations
 

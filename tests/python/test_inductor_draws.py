@@ -1,4 +1,4 @@
-"""kernels="inductor" with `fallback_random`: a plan that draws again draws as plain PyTorch, whatever the layout."""
+"""kernels="inductor" with `fallback_random`: reruns draw the numbers of plain PyTorch, whatever the layout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def images(x: torch.Tensor) -> torch.Tensor:
 
 
 class Net(torch.nn.Module):
-    """Draws by a function of its input, and stores much more than that afterwards."""
+    """Draws numbers by a function of its input, and stores much more memory afterwards."""
 
     def __init__(self, draw: Callable[[Net, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()

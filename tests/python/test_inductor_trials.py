@@ -1,4 +1,4 @@
-"""kernels="inductor": steps that are tried before the first call keep to the budget as well."""
+"""kernels="inductor": trial steps before the first call keep to the budget as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kernels="inductor" keeps autograd's promises: each test compares a step with the same step in plain PyTorch."""
+"""kernels="inductor" keeps autograd's guarantees. Each test compares a step with the same step in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def test_results_may_be_views_of_each_other_and_of_inputs(budget: str) -> None:
     inputs = [batch(requires_grad=True) for _ in range(2)]
     results = [run(inputs[0]), step(inputs[1])]
     for outputs in results:
-        sum((i + 1) * one.square().sum() for i, one in enumerate(outputs)).backward()
+        sum((i + 1) * output.square().sum() for i, output in enumerate(outputs)).backward()
     assert_close(list(results[1]), list(results[0]))
     assert_close([inputs[1].grad], [inputs[0].grad])
-    flat, turned, y, flat_input, given = results[1]
+    flat, turned, y, flat_input, output = results[1]
     assert flat.data_ptr() == turned.data_ptr() == y.data_ptr()
     assert flat_input.data_ptr() == inputs[1].data_ptr()
-    assert given is inputs[1]
+    assert output is inputs[1]
     gradients(model)
     step(inputs[1])[0].square().sum().backward()
-    found = gradients(model)
+    actual = gradients(model)
     run(inputs[1])[0].square().sum().backward()
-    assert_close(found, gradients(model))
+    assert_close(actual, gradients(model))
     assert_recomputes(plans, budget)
 
 
@@ -80,11 +80,11 @@ def test_sizes_and_numbers_may_change(dynamic: bool | None) -> None:
     calls = [(8, 4), (9, 5), (7, 6), (7, 3), (1, 1), (8, 4)]
     for size, rows in calls:
         x = torch.randn(size, 4)
-        found, expected = step(x, rows), run(x, rows)
+        actual, expected = step(x, rows), run(x, rows)
         gradient = torch.randn_like(expected)
-        assert_close([found], [expected])
+        assert_close([actual], [expected])
         assert_close(
-            list(torch.autograd.grad(found, weight, gradient)), list(torch.autograd.grad(expected, weight, gradient))
+            list(torch.autograd.grad(actual, weight, gradient)), list(torch.autograd.grad(expected, weight, gradient))
         )
     assert len(plans) == len(set(calls))
 
@@ -134,13 +134,13 @@ class Changing(torch.nn.Module):
 
 def test_a_trial_changes_nothing_that_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
     model, plain = Changing(), Changing()
-    heard: list[str] = []
-    for one in model.parameters():
-        one.register_hook(lambda _: heard.append("hook"))
-        one.register_post_accumulate_grad_hook(lambda _: heard.append("accumulated"))
+    calls: list[str] = []
+    for parameter in model.parameters():
+        parameter.register_hook(lambda _: calls.append("hook"))
+        parameter.register_post_accumulate_grad_hook(lambda _: calls.append("accumulated"))
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        heard.append("packed")
+        calls.append("packed")
         return tensor
 
     step, _ = compiled(model, "10x")
@@ -150,8 +150,8 @@ def test_a_trial_changes_nothing_that_the_user_has(monkeypatch: pytest.MonkeyPat
 
     def state() -> list[Any]:
         torch_state = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"))
-        versions = [one._version for one in tensors]
-        return [torch_state, versions, [one.grad for one in tensors], list(heard), torch.get_rng_state().tolist()]
+        versions = [tensor._version for tensor in tensors]
+        return [torch_state, versions, [tensor.grad for tensor in tensors], list(calls), torch.get_rng_state().tolist()]
 
     def watched_choose(self: kernels.Kernels, room: Room, arguments: Any) -> kernels.Chosen:
         given = [one for one in arguments if isinstance(one, torch.Tensor)]
@@ -172,7 +172,7 @@ def test_a_trial_changes_nothing_that_the_user_has(monkeypatch: pytest.MonkeyPat
         result.square().sum().backward()
         assert_close(list(current.buffers()), list(plain.buffers()))
     assert len(trials) == 1
-    assert heard.count("hook") == heard.count("accumulated") == 4  # one for each weight
+    assert calls.count("hook") == calls.count("accumulated") == 4  # one for each weight
     assert_close(gradients(model), gradients(plain))
 
 
@@ -188,7 +188,7 @@ def test_copies_for_a_trial_share_memory_as_the_arguments_do() -> None:
     assert same.data_ptr() == leaf.data_ptr()
     changed.mul_(3)
     (changed.sum() + same.sum()).backward()
-    assert [one.grad.tolist() for one in leaves] == [[1.0] * 3, [3.0] * 3]
+    assert [tensor.grad.tolist() for tensor in leaves] == [[1.0] * 3, [3.0] * 3]
     assert number == 7
     assert base.tolist() == [0, 1, 2, 3, 4, 5]
     assert leaf.grad is None
@@ -214,9 +214,9 @@ def test_changes_between_forward_and_backward_are_errors(budget: str) -> None:
     assert_recomputes(plans, budget)
     gradients(model)
     step(batch()).sum().backward()
-    found = gradients(model)
+    actual = gradients(model)
     model(batch()).sum().backward()
-    assert_close(found, gradients(model))
+    assert_close(actual, gradients(model))
 
 
 @each_budget
@@ -225,7 +225,7 @@ def test_incoming_gradients_are_not_written_over(budget: str) -> None:
     step, plans = compiled(model, budget)
     gradient = batch(5)
     kept = gradient.clone()
-    found: list[list[Any]] = []
+    actual: list[list[Any]] = []
     for run in (model, step):
         x = batch(requires_grad=True)
         y = run(x)
@@ -239,8 +239,8 @@ def test_incoming_gradients_are_not_written_over(budget: str) -> None:
         made = [x.grad, *gradients(model)]
         y = run(x)
         made += torch.autograd.grad(y.square().sum(), [y, *model.parameters()])
-        found.append(made)
-    assert_close(found[1], found[0])
+        actual.append(made)
+    assert_close(actual[1], actual[0])
     assert_recomputes(plans, budget)
 
 
@@ -337,11 +337,13 @@ def test_models_and_threads_do_not_share_a_budget() -> None:
         del results
     plain(batch()).sum().backward()
     for model in models:
-        assert_close([one.grad for one in model.parameters()], [one.grad for one in plain.parameters()])
+        assert_close(
+            [parameter.grad for parameter in model.parameters()], [parameter.grad for parameter in plain.parameters()]
+        )
 
 
 class Drawing(torch.nn.Module):
-    """Draws in many ways, and changes a buffer by what it draws."""
+    """Draws numbers in many ways, and changes a buffer by them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -361,7 +363,7 @@ class Drawing(torch.nn.Module):
 
 
 def test_random_numbers_are_the_same_within_any_budget() -> None:
-    found: list[list[Any]] = []
+    actual: list[list[Any]] = []
     for budget in ("10x", "0.8x", "0.75x"):
         model = Drawing()
         step, _ = compiled(model, budget)
@@ -371,10 +373,10 @@ def test_random_numbers_are_the_same_within_any_budget() -> None:
             loss = step(batch())
             loss.backward()
             results += [loss.detach(), *gradients(model), model.seen.clone()]
-        found.append([*results, torch.get_rng_state().float()])
+        actual.append([*results, torch.get_rng_state().float()])
         assert not torch.equal(results[0], results[len(results) // 2])
-    assert_close(found[1], found[0])
-    assert_close(found[2], found[0])
+    assert_close(actual[1], actual[0])
+    assert_close(actual[2], actual[0])
 
 
 class _Fails(torch.autograd.Function):
@@ -388,7 +390,7 @@ class _Fails(torch.autograd.Function):
 
 
 class Tied(torch.nn.Module):
-    """Two results, of which one may get no gradient; a weight that is used twice and one that is frozen."""
+    """Has two results, of which one may get no gradient, a weight that is used twice and one that is frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -404,27 +406,27 @@ class Tied(torch.nn.Module):
 
 
 def use_in_many_ways(model: torch.nn.Module, run: Callable[..., Any]) -> list[Any]:
-    """Gradients of steps that do not go forward and backward in turn."""
-    made: list[Any] = []
-    for position in range(2):  # the other result gets no gradient
+    """Returns gradients of steps in which forwards and backwards do not alternate."""
+    results: list[Any] = []
+    for position in range(2):  # The other result gets no gradient.
         run(batch())[position].square().sum().backward()
-        made += gradients(model)
+        results += gradients(model)
     first, second = run(batch(2)), run(batch(3))  # two in flight, backwards in the same order, then crossed
     first[1].sum().backward()
     second[1].square().sum().backward()
-    made += gradients(model)
+    results += gradients(model)
     with pytest.raises(ArithmeticError, match="in mid-step"):
         (_Fails.apply(run(batch())[1]).sum()).backward()
     gradients(model)
     with torch.no_grad():
-        made += run(batch(4))
+        results += run(batch(4))
     y, z = run(run(batch(5))[1].tanh())  # used twice
     (y.sum() + z.square().sum()).backward()
-    made += gradients(model)
+    results += gradients(model)
     with torch.autograd.graph.save_on_cpu():
         loss = run(batch(6))[1].sum()
     loss.backward()
-    return made + gradients(model)
+    return results + gradients(model)
 
 
 @each_budget

@@ -1,4 +1,4 @@
-"""Budgets that are accepted before peaks are measured, and kept to afterwards."""
+"""Budgets that are accepted before peaks are measured, and kept afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 
 def smallest_budget() -> int:
-    """Returns what an error names, which keeps tensors by its traceback."""
+    """Returns the budget that an error names. The error itself would keep tensors in its traceback."""
     try:
         train(1, hidden_bytes=0)
     except headroom.BudgetError as error:
@@ -31,8 +31,10 @@ def test_a_plan_that_keeps_to_its_budget_is_not_refused_once_it_is_measured() ->
     measure = excess.Excess.measure
     with mock.patch.object(excess, "counts_whole_blocks", return_value=True):
         peaks, before = train(smallest_budget(), hidden_bytes=0)
-        taken = int(0.0265 * (peaks[-1] - before[-1]))  # nearly all that is left free for a first step
-        with mock.patch.object(excess.Excess, "measure", lambda self, found: measure(self, found + taken)):
+        taken = int(0.0265 * (peaks[-1] - before[-1]))  # Nearly all of the reserve of a first step.
+        with mock.patch.object(
+            excess.Excess, "measure", lambda self, measured_bytes: measure(self, measured_bytes + taken)
+        ):
             same, _ = train(smallest_budget(), hidden_bytes=0)
     assert same == peaks
 
@@ -78,7 +80,7 @@ def test_a_row_that_is_written_takes_a_copy_of_its_whole_storage() -> None:
         assert sizes["copy_1"] == x.nbytes
         run = headroom.compile(function, plan.smallest_budget)
         meter = headroom.Meter(torch.device("cpu"))
-        run(x).backward()  # measures operators
+        run(x).backward()  # Measures operators.
         for _ in range(2):
             x.grad = None
             meter.reset_peak()
@@ -108,14 +110,14 @@ def write_column_of_part(x: torch.Tensor) -> torch.Tensor:
 def test_writes_through_views_keep_to_the_smallest_budget(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = (0.1 * torch.randn(32, 16)).requires_grad_()
     function(x).backward()
-    expected = x.grad.tolist()  # in memory that no meter counts
+    expected = x.grad.tolist()  # In memory that no meter counts.
     meter = headroom.Meter(torch.device("cpu"))
-    for _ in range(2):  # The second time, PyTorch has cached what tracing knows of each operator.
+    for _ in range(2):  # The second time, PyTorch has cached the traced results of each operator.
         torch._dynamo.reset()
         x.grad = None
         plan = headroom.plan(function, x)
         run = headroom.compile(function, plan.smallest_budget)
-        run(x).backward()  # measures operators
+        run(x).backward()  # Measures operators.
         x.grad = None
         meter.reset_peak()
         run(x).backward()

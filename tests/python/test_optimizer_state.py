@@ -1,4 +1,4 @@
-"""What an optimizer has yet to allocate, and budgets that count it from the first step on."""
+"""Optimizer state that is not allocated yet, and budgets that count it from the first step on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OPTIMIZERS: dict[str, Callable[[Parameters], optim.Optimizer]] = {
     "amsgrad": lambda p: optim.Adam(p, 1e-3, amsgrad=True),
     "fused": lambda p: optim.AdamW(p, 1e-3, fused=True),
     "RMSprop": lambda p: optim.RMSprop(p, centered=True),
-    "Adagrad": lambda p: optim.Adagrad(p),  # which makes its state when it is made
+    "Adagrad": lambda p: optim.Adagrad(p),  # Allocates its state when it is constructed.
     "Adafactor": lambda p: optim.Adafactor(p),
     "NAdam": lambda p: optim.NAdam(p),
     "ASGD": lambda p: optim.ASGD(p),

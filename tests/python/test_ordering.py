@@ -1,4 +1,4 @@
-"""Groups of Inductor's kernels, which its scheduler makes on a GPU alone: stand-ins for its nodes."""
+"""Groups of Inductor's kernels, which its scheduler makes only on a GPU. Stubs replace its nodes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ pytest.importorskip("headroom._C", reason="the Python package is not built")
 
 
 def examine(*arguments: str) -> str:
-    """Runs the programs in a process of their own, and returns what it says."""
+    """Runs the programs in a separate process, and returns its output."""
     command = [sys.executable, "-m", "programs", "--shrink-seconds", "30", *arguments]
     done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

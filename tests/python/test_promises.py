@@ -1,4 +1,4 @@
-"""What autograd promises holds for a compiled step: whose memory may be written, what backward reads, what is freed."""
+"""A compiled step keeps autograd's guarantees: whose memory may be written, what backward reads, what is freed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def kept_by_hook(x: torch.Tensor, f: Function) -> list[torch.Tensor]:
 
 
 def storage_kept_by_hook(x: torch.Tensor, f: Function) -> list[torch.Tensor]:
-    """The tensor is gone when backward runs, its storage is not."""
+    """The tensor is freed when backward runs, its storage is not."""
     kept: list[torch.Tensor] = []
     y = f(x)
     y.register_hook(lambda gradient: kept.append(gradient[0].detach()))
@@ -108,13 +108,13 @@ def test_gradients_that_others_hold_are_not_written_over(use: Callable[..., list
     f = compiled_relu()
     start = torch.tensor([[-1.0, 2.0], [3.0, -4.0]])
     expected = use(start.clone().requires_grad_(), torch.relu)
-    for step in range(5):  # What is learned in one step is used in the next.
-        found = use(start.clone().requires_grad_(), f)
-        assert [one.tolist() for one in found] == [one.tolist() for one in expected], step
+    for step in range(5):  # The next step uses the measurements of a step.
+        actual = use(start.clone().requires_grad_(), f)
+        assert [tensor.tolist() for tensor in actual] == [tensor.tolist() for tensor in expected], step
 
 
 def test_a_gradient_that_nobody_holds_is_written_over() -> None:
-    """Otherwise the tests above would pass for want of anything in place."""
+    """Shows that the tests above do run operators in place."""
     run = Budgeted(lambda x: torch.relu(x).view(-1))
     x = torch.randn(64, 64, requires_grad=True)
     for _ in range(2):
@@ -165,7 +165,7 @@ def test_only_gradients_that_share_memory_are_copied() -> None:
 
 
 def test_a_plan_is_made_anew_once_somebody_holds_the_gradient() -> None:
-    """In the first step nothing is known of it: the operator runs out of place."""
+    """The first step has no measurement of it, so that the operator runs out of place."""
     f = compiled_relu()
     x = torch.randn(64, 64, requires_grad=True)
     for _ in range(5):
@@ -213,15 +213,15 @@ def expect_plain(model: nn.Module, loss_of: Callable[..., torch.Tensor], *budget
     for budget in budgets:
         torch._dynamo.reset()
         model.load_state_dict(start)
-        found = gradients_of(model, loss_of, headroom.compile(model, budget))
-        assert [name for name, value in expected.items() if not torch.equal(value, found[name])] == [], budget
+        actual = gradients_of(model, loss_of, headroom.compile(model, budget))
+        assert [name for name, value in expected.items() if not torch.equal(value, actual[name])] == [], budget
 
 
 # ---- Reruns read what the first run read.
 
 
 class Stateful(nn.Module):
-    """Reads buffers and then changes them; `kind` says how. Everything can be recomputed."""
+    """Reads buffers and then changes them in the way of `kind`. Everything can be recomputed."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -280,8 +280,8 @@ def test_reruns_do_not_read_what_the_step_has_changed(kind: str) -> None:
         if smallest:
             run.set_smallest_budget()
         model.load_state_dict(start)
-        found = gradients_of(model, loss_of, run)
-        assert [name for name, value in expected.items() if not torch.equal(value, found[name])] == [], smallest
+        actual = gradients_of(model, loss_of, run)
+        assert [name for name, value in expected.items() if not torch.equal(value, actual[name])] == [], smallest
     assert run.reruns()
 
 
@@ -298,10 +298,10 @@ def test_an_input_that_the_step_changes() -> None:
     (expected,) = torch.autograd.grad(function(x), weight)
     run = Budgeted(function)
     for budget in ("1x", None):
-        found_x = start.clone()
-        (found,) = torch.autograd.grad(run(found_x), weight)
-        assert torch.equal(found, expected), budget
-        assert torch.equal(found_x, x)
+        actual_x = start.clone()
+        (actual,) = torch.autograd.grad(run(actual_x), weight)
+        assert torch.equal(actual, expected), budget
+        assert torch.equal(actual_x, x)
         run.set_smallest_budget()
 
 
@@ -337,7 +337,7 @@ def test_changes_of_what_backward_does_not_read_are_not_refused() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return layer(x).tanh() * 2
 
-    found = []
+    actual = []
     for use in (model, headroom.compile(model, "1x")):
         layer.load_state_dict({"weight": torch.eye(4), "bias": torch.zeros(4)})
         x = torch.ones(3, 4, requires_grad=True)
@@ -346,8 +346,8 @@ def test_changes_of_what_backward_does_not_read_are_not_refused() -> None:
             layer.bias.add_(1)
             y.add_(1)
         y.sum().backward()
-        found.append(x.grad)
-    assert torch.equal(*found)
+        actual.append(x.grad)
+    assert torch.equal(*actual)
 
 
 def test_a_rerun_that_would_read_a_changed_bias_is_refused() -> None:
@@ -380,7 +380,7 @@ def test_a_step_of_the_optimizer_is_no_change() -> None:
         optimizer.step()
 
 
-# ---- Nothing is left behind.
+# ---- Nothing is leaked.
 
 LAST = {
     "relu": torch.relu,
@@ -404,7 +404,7 @@ def test_a_forward_without_backward_leaves_nothing(name: str) -> None:
 
     first(run(x)).sum().backward()
     x.grad = None
-    gc.disable()  # A cycle through C++ is not seen by it anyway.
+    gc.disable()  # The collector does not see cycles through C++ anyway.
     try:
         before = headroom.current_bytes()
         for _ in range(3):

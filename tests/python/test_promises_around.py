@@ -1,4 +1,4 @@
-"""What is around a compiled step: hooks for saved tensors, threads, copies and files, errors."""
+"""The surroundings of a compiled step: hooks for saved tensors, threads, copies and files, errors."""
 
 from __future__ import annotations
 
@@ -69,16 +69,19 @@ def test_threads_train_their_own_models() -> None:
     for thread in threads:
         thread.join()
     for (model, _), gradients in zip(models, expected, strict=True):
-        assert all(torch.equal(one.grad, two) for one, two in zip(model.parameters(), gradients, strict=True))
+        assert all(
+            torch.equal(parameter.grad, gradient)
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True)
+        )
     assert [len(place.inner) for place in places()] == [0, 0]
 
 
 def test_models_with_budgets_of_their_own_do_not_nest() -> None:
     torch.manual_seed(0)
     small, large = nn.Linear(16, 16), nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)])
-    one, other = headroom.compile(small, "1x"), headroom.compile(large, "1x")
+    first, second = headroom.compile(small, "1x"), headroom.compile(large, "1x")
     x = torch.randn(8, 16)
-    (one(x) + other(x)).sum().backward()
+    (first(x) + second(x)).sum().backward()
     assert [len(place.inner) for place in places()] == [0, 0]
 
 
@@ -96,7 +99,7 @@ def test_a_compiled_model_is_saved_and_copied() -> None:
         assert type(other) is type(model)
 
 
-failure: dict[str, BaseException] = {}  # By where it is to be raised: forward, backward.
+failure: dict[str, BaseException] = {}  # The error to raise in forward or backward.
 
 
 @torch.library.custom_op("headroom_promises::fails", mutates_args=())
@@ -147,7 +150,7 @@ def test_errors_of_operators_keep_their_types(error: BaseException, where: str) 
     ids=["transposed", "flat", "sliced", "beside another"],
 )
 def test_a_result_that_is_a_view_of_what_backward_reads_must_not_change(function: Function) -> None:
-    """AOTAutograd hands out such a view with a version counter of its own."""
+    """AOTAutograd returns such a view with a separate version counter."""
 
     def change_and_differentiate(run: Function) -> None:
         results = run(torch.ones(8, 16, requires_grad=True))

@@ -1,4 +1,4 @@
-"""The examples of docs/python.md and of the tutorial run, one after the other, as they are shown."""
+"""The examples of docs/python.md and of the tutorial run in sequence, as they are shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
-# An example, and what it prints where that is shown right below.
+# An example, and its output if that is shown below it.
 EXAMPLE = re.compile(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?( ?%)?")
 
@@ -34,21 +34,21 @@ def test_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(backends._BACKENDS, "headroom", None)
     names: dict[str, object] = {}
     torch.manual_seed(0)
-    found = examples("python.md")
-    for example, _ in found:
+    shown_examples = examples("python.md")
+    for example, _ in shown_examples:
         exec(example, names)
-    assert len(found) == 7
+    assert len(shown_examples) == 7
     assert names["half"].peak < names["plan"].peak
     assert 1 < names["batch"] < 1024
 
 
 def test_the_tutorial(tmp_path: Path) -> None:
-    """In a process of its own, as a reader runs it: what is printed depends on what else is in memory."""
-    found = examples("tutorial-python.md")
-    assert len(found) == 10
+    """Runs the examples in a separate process, because the output depends on the memory in use."""
+    shown_examples = examples("tutorial-python.md")
+    assert len(shown_examples) == 10
     separator = "-- next example --\n"
     script = tmp_path / "tutorial.py"
-    script.write_text(f"print({separator!r}, end='')\n".join(example for example, _ in found))
+    script.write_text(f"print({separator!r}, end='')\n".join(example for example, _ in shown_examples))
     package = str(Path(headroom.__file__).parents[1].resolve())
     environment = {**os.environ, "PYTHONPATH": package, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -64,10 +64,10 @@ def test_the_tutorial(tmp_path: Path) -> None:
         pytest.skip("headroom was built without the report page")
     assert done.returncode == 0, done.stderr
     printed = done.stdout.split(separator)
-    for (example, shown), text in zip(found, printed, strict=True):
+    for (example, shown), text in zip(shown_examples, printed, strict=True):
         assert_as_shown(text, shown, example)
     assert "</html>" in (tmp_path / "plan.html").read_text()
-    assert len([shown for _, shown in found if shown]) == 8
+    assert len([shown for _, shown in shown_examples if shown]) == 8
 
 
 def assert_as_shown(printed: str, shown: str, example: str) -> None:
@@ -75,11 +75,11 @@ def assert_as_shown(printed: str, shown: str, example: str) -> None:
     percent) are not compared, and neither is what is left out with an ellipsis."""
     lines, expected = printed.splitlines(), shown.splitlines()
     assert len(lines) == len(expected), (example, printed)
-    for line, wanted in zip(lines, expected, strict=True):
-        kept = wanted.partition("\u2026")[0]
+    for line, reference in zip(lines, expected, strict=True):
+        kept = reference.partition("\u2026")[0]
         assert NUMBER.sub("#", line).startswith(NUMBER.sub("#", kept)), (example, line)
-        if kept == wanted:
-            assert NUMBER.sub("#", line) == NUMBER.sub("#", wanted), (example, line)
+        if kept == reference:
+            assert NUMBER.sub("#", line) == NUMBER.sub("#", reference), (example, line)
         for number, by in zip(NUMBER.finditer(line), NUMBER.finditer(kept), strict=False):
             if not by.group(1):
                 assert float(number.group()) == pytest.approx(float(by.group()), rel=0.05), (example, line)

@@ -30,7 +30,7 @@ class Result:
 
 
 def total(copies: list[Copy]) -> int:
-    """Bytes of the copies that are current or held by one that counts."""
+    """Returns the bytes of the copies that are current, or held by a copy that counts."""
     counting = {id(copy): copy for copy in copies if copy.current}
     open_copies = list(counting.values())
     while open_copies:
@@ -130,7 +130,7 @@ def random_graph(rng: random.Random) -> dict[str, Any]:
 
 
 def random_steps(rng: random.Random, graph: dict[str, Any]) -> list[dict[str, str]]:
-    """Mostly steps that can be taken, now and then one that cannot. Names the graph's outputs to go with them."""
+    """Returns steps that are mostly valid, and the outputs of the graph for them."""
     alive = {value["name"] for value in graph["values"] if value.get("resident")}
     steps: list[dict[str, str]] = []
     for _ in range(rng.randrange(1, 25)):

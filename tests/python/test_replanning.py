@@ -1,4 +1,4 @@
-"""Plans follow what is on the device, both ways."""
+"""Plans adapt to more and to less memory in use on the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class Trained:
-    """A model in a budget, with what its plans take and what its steps have at most."""
+    """A model in a budget, with the predicted memory of its plans and the peaks of its steps."""
 
     def __init__(self, budget: Callable[[headroom.MemoryPlan], int]) -> None:
         torch.manual_seed(0)
@@ -60,7 +60,7 @@ def test_plans_loosen_where_memory_is_freed() -> None:
     count = len(trained.slowdowns)
     for _ in range(3):
         trained.step()
-    assert len(trained.slowdowns) == count  # nothing has changed, so nothing is planned
+    assert len(trained.slowdowns) == count  # Nothing has changed, so nothing is planned.
     others.append(torch.zeros(half // 4))
     assert trained.step() <= trained.budget
     assert trained.slowdowns[-1] > 1
@@ -80,7 +80,7 @@ def test_small_changes_plan_nothing_anew() -> None:
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
 def test_one_odd_step_is_forgotten(odd: int) -> None:
-    """In one of the first steps a large tensor is alive between forward and backward."""
+    """A large tensor is live between forward and backward in one of the first steps."""
     trained = Trained(lambda plan: plan.plain_peak + 1000)
     for number in range(12):
         trained.model.zero_grad(set_to_none=True)
@@ -110,7 +110,7 @@ def test_a_second_forward_in_flight_is_forgotten(monkeypatch: pytest.MonkeyPatch
 def test_a_forward_without_backward_is_measured_a_few_times_only(
     recomputes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A measurement starts the device's peak anew, which users read."""
+    """A measurement resets the device's peak, which users read."""
     trained = Trained(lambda plan: plan.smallest_budget + 1000 if recomputes else plan.plain_peak + 1000)
     resets = []
     device = flight.flights_on(CPU)
@@ -133,7 +133,7 @@ def test_a_forward_without_backward_is_measured_a_few_times_only(
 def test_caches_of_plans_are_bounded() -> None:
     trained = Trained(lambda plan: plan.plain_peak + 1000)
     trained.step()
-    (place,) = [one for one in flight.flights_on(CPU).roots.values() if one.step.chosen]
+    (place,) = [root for root in flight.flights_on(CPU).roots.values() if root.step.chosen]
     step = place.step
     smallest = step.shape(place.rest(0)).smallest_bytes()
     for number in range(100):
@@ -145,7 +145,7 @@ def test_caches_of_plans_are_bounded() -> None:
 
 
 def test_inputs_that_are_freed_after_forward_count_as_live() -> None:
-    """A plan that recomputes what is made of the mask keeps it, which one that stores everything does not."""
+    """A plan that recomputes values from the mask keeps the mask. One that stores everything does not."""
     layer = nn.Linear(16, 16)
     x = torch.randn(64, 16)
     run = headroom.compile(lambda x, mask: (layer(x) * mask.float()).square().sum(), cache=False)
@@ -157,7 +157,7 @@ def test_inputs_that_are_freed_after_forward_count_as_live() -> None:
 
 
 def test_a_forward_without_a_backward_does_not_hide_what_comes_after_it() -> None:
-    """The loss outside counts as the rest of the step, also where another forward has run and was dropped before it."""
+    """The loss outside counts as the rest of the step, even if another forward has run and was dropped before it."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(32, 32), nn.Tanh()), torch.randn(256, 32)
     run = headroom.compile(model, "1x", cache=False)
@@ -177,7 +177,7 @@ def test_memory_that_is_freed_between_two_forwards_leaves_nothing_negative() -> 
     run = headroom.compile(lambda x: model(x).sum(), "1x", cache=False)
     for _ in range(2):
         outer, inner = run(x), run(x)
-        outer.backward()  # before that of the graph that was entered after it
+        outer.backward()  # Before the backward of the graph that was entered later.
         inner.backward()
     (place,) = places()
     (inner_place,) = place.inner.values()

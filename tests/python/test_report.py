@@ -1,4 +1,4 @@
-"""`headroom report`: the data in the page by hand, and what is refused."""
+"""`headroom report`: the data in the page, derived by hand, and refused input."""
 
 import json
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def test_recomputation_by_hand(report: Report, tmp_path: Path) -> None:
     data = data_of(report(write(tmp_path / "tiny.json", TINY), schedule(tmp_path / "s.json", steps)))
     assert data["runs"]["op"] == [0, 1, 0, 2, 3]
     assert data["runs"]["again"] == [0, 0, 1, 0, 0]
-    # While f1 runs again plain training stands at f2.
+    # While f1 reruns, store-all stays at f2.
     assert data["runs"]["store_all_bytes"] == [12, 16, 16, 20, 18]
     assert [copy for copy in copies_of(data) if copy[0] == 1] == [(1, 0, 1), (1, 2, 3)]
     assert data["time_ns"] == 25
@@ -91,7 +91,7 @@ def assert_alive_adds_up(data: Any) -> None:
         assert alive + data["ops"]["workspace_bytes"][op] == data["runs"]["moment_bytes"][run]
 
 
-# Measurements, and what is refused
+# Measurements, and refused input
 
 
 def test_measured_memory(report: Report, tmp_path: Path) -> None:

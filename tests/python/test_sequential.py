@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 
 class OutputOf(nn.Module):
-    """Of what an LSTM returns, the output."""
+    """Returns only the output of an LSTM."""
 
     def forward(self, results: tuple) -> torch.Tensor:
         return results[0]
@@ -52,16 +52,16 @@ def images() -> tuple[nn.Sequential, torch.Tensor]:
 
 
 def train_sequential(model: nn.Sequential, run: nn.Module, inputs: torch.Tensor) -> Trained:
-    return train(model, lambda one, _: run(one), inputs, inputs)
+    return train(model, lambda batch, _: run(batch), inputs, inputs)
 
 
-def expect_same(found: Trained, expected: Trained) -> None:
-    assert found.losses == expected.losses
-    assert [name for name, one in expected.tensors.items() if not torch.equal(found.tensors[name], one)] == []
+def expect_same(actual: Trained, expected: Trained) -> None:
+    assert actual.losses == expected.losses
+    assert [name for name, tensor in expected.tensors.items() if not torch.equal(actual.tensors[name], tensor)] == []
 
 
 def predicted_bytes(run: headroom.Sequential) -> int:
-    """What the one plan says a step adds."""
+    """Returns the memory that a step adds by its only plan."""
     (planned,) = run._plans.values()
     (chosen,) = planned.chosen.values()
     return chosen.stages_bytes
@@ -89,9 +89,9 @@ def test_budgets_are_kept_and_bits_are_those_of_plain_training(make: object) -> 
         model.load_state_dict(start)
         model.zero_grad()
         run = headroom.Sequential(model, f"{share:.9f}x")
-        found = train_sequential(model, run, inputs)
-        expect_same(found, expected)
-        peak = max(found.peaks[1:])
+        actual = train_sequential(model, run, inputs)
+        expect_same(actual, expected)
+        peak = max(actual.peaks[1:])
         assert peak <= share * added + 1
         assert peak == pytest.approx(predicted_bytes(run), rel=0.005)
 
@@ -101,7 +101,7 @@ def test_a_budget_in_bytes_holds_a_loss_outside_and_an_optimizers_state() -> Non
     model = model[:-1]
     labels = torch.randint(10, (8,))
     meter = headroom._C.Meter(torch.device("cpu"))
-    state = sum(8 * one.numel() for one in model.parameters())
+    state = sum(8 * parameter.numel() for parameter in model.parameters())
     everything = headroom.Sequential(model)
     everything(inputs).sum().backward()
     model.zero_grad()
@@ -179,7 +179,8 @@ def test_shapes_and_modes_are_planned_on_their_own() -> None:
         reference(batch).sum().backward()
     assert len(run._plans) == 2
     assert all(
-        torch.equal(one.grad, two.grad) for one, two in zip(model.parameters(), reference.parameters(), strict=True)
+        torch.equal(left.grad, right.grad)
+        for left, right in zip(model.parameters(), reference.parameters(), strict=True)
     )
     run.eval()
     reference.eval()
@@ -194,13 +195,13 @@ def test_autocast_is_the_same_when_stages_run_again() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(8)])
     reference, inputs = copy.deepcopy(model), torch.randn(256, 16)
-    for one in (headroom.Sequential(model, "0.6x"), reference):
+    for run in (headroom.Sequential(model, "0.6x"), reference):
         with torch.autocast("cpu", torch.bfloat16):
-            result = one(inputs)
+            result = run(inputs)
         assert result.dtype == torch.bfloat16
         result.float().sum().backward()
-    for one, two in zip(model.parameters(), reference.parameters(), strict=True):
-        assert torch.equal(one.grad, two.grad)
+    for left, right in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(left.grad, right.grad)
 
 
 def test_bad_input() -> None:

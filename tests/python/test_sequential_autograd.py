@@ -1,4 +1,4 @@
-"""headroom.Sequential keeps autograd's promises: each test compares with plain PyTorch."""
+"""headroom.Sequential keeps autograd's guarantees. Each test compares with plain PyTorch."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ def test_stages_with_state_train_as_plainly(kind: str) -> None:
     plain = blocks(STATEFUL[kind])
     model, x = copy.deepcopy(plain), batch()
     for share in (stages.smallest_share(copy.deepcopy(model), x), "0.8x"):
-        expected, found = copy.deepcopy(plain), copy.deepcopy(model)
-        run = headroom.Sequential(found, share)
-        for one, forward in ((expected, expected), (found, run)):
+        expected, actual = copy.deepcopy(plain), copy.deepcopy(model)
+        run = headroom.Sequential(actual, share)
+        for trained, forward in ((expected, expected), (actual, run)):
             torch.manual_seed(2)
-            optimizer = torch.optim.SGD(one.parameters(), 0.1)
+            optimizer = torch.optim.SGD(trained.parameters(), 0.1)
             for step in range(3):
                 optimizer.zero_grad()
                 forward(batch(step)).square().sum().backward()
                 optimizer.step()
-            one.random = torch.get_rng_state()
+            trained.random = torch.get_rng_state()
         text = f"{kind}, {share}"
-        expect_equal(gradients_of(found), gradients_of(expected), text)
-        expect_equal(list(found.state_dict().values()), list(expected.state_dict().values()), text)
-        assert torch.equal(found.random, expected.random), text
-        for one, two in zip(found, expected, strict=True):
-            if isinstance(one.layer, stages.Unregistered):
-                assert torch.equal(one.layer.state[0], two.layer.state[0]), text
-            if isinstance(one.layer, stages.OwnGenerator):
-                assert torch.equal(one.layer.generator.get_state(), two.layer.generator.get_state()), text
+        expect_equal(gradients_of(actual), gradients_of(expected), text)
+        expect_equal(list(actual.state_dict().values()), list(expected.state_dict().values()), text)
+        assert torch.equal(actual.random, expected.random), text
+        for block, reference in zip(actual, expected, strict=True):
+            if isinstance(block.layer, stages.Unregistered):
+                assert torch.equal(block.layer.state[0], reference.layer.state[0]), text
+            if isinstance(block.layer, stages.OwnGenerator):
+                assert torch.equal(block.layer.generator.get_state(), reference.layer.generator.get_state()), text
 
 
 def test_a_buffer_that_a_later_stage_changes_is_seen_as_it_was() -> None:
@@ -71,10 +71,10 @@ def test_a_buffer_that_a_later_stage_changes_is_seen_as_it_was() -> None:
     plain, x = make(), batch()
     model = make()
     run = recomputing(model, x)
-    for one, forward in ((plain, plain), (model, run)):
+    for trained, forward in ((plain, plain), (model, run)):
         for step in range(2):
             forward(batch(step)).sum().backward()
-        assert one[0].layer.mean is one[3].layer.mean
+        assert trained[0].layer.mean is trained[3].layer.mean
     expect_equal(gradients_of(model), gradients_of(plain))
     expect_equal(list(model.buffers()), list(plain.buffers()))
 
@@ -120,7 +120,7 @@ def test_what_cannot_run_again_is_refused_by_name() -> None:
 
 
 class SometimesUpdates(stages.Ema):
-    """Changes its buffer only when it is told to."""
+    """Changes its buffer only on request."""
 
     updates = False
 
@@ -145,8 +145,8 @@ def test_what_measuring_did_not_see_gives_an_error_or_the_right_gradient() -> No
         out.sum().backward()
     plain, run, x = pair(SometimesDraws)
     stage = stages.rerun_stage(run, x)
-    for one, forward in ((plain, plain), (run.model, run)):
-        one[stage].layer.draws = True
+    for trained, forward in ((plain, plain), (run.model, run)):
+        trained[stage].layer.draws = True
         torch.manual_seed(5)
         forward(x).sum().backward()
     expect_equal(gradients_of(run.model), gradients_of(plain))
@@ -156,12 +156,12 @@ def test_what_measuring_did_not_see_gives_an_error_or_the_right_gradient() -> No
 def test_incoming_gradients_are_left_alone(way: str) -> None:
     plain, run, _ = pair(trains_input=True)
     results = []
-    for one, forward in ((plain, plain), (run.model, run)):
+    for trained, forward in ((plain, plain), (run.model, run)):
         x, v = batch(3).requires_grad_(), batch(4)
         kept = v.clone()
         held: list[torch.Tensor] = []
         extra: list[torch.Tensor] = []
-        handles = [one[0].register_full_backward_hook(lambda _m, _i, o, held=held: held.extend(o))]
+        handles = [trained[0].register_full_backward_hook(lambda _m, _i, o, held=held: held.extend(o))]
         out = forward(x)
         if way == "backward(v)":
             out.backward(v)
@@ -179,9 +179,9 @@ def test_incoming_gradients_are_left_alone(way: str) -> None:
         elif way == "scaled":
             (out.sum() * 1024).backward()
         else:
-            extra.extend(torch.autograd.grad(out, [x, *one.parameters()], v))
+            extra.extend(torch.autograd.grad(out, [x, *trained.parameters()], v))
         assert torch.equal(v, kept)
-        results.append([*held, *extra, *([x.grad, *gradients_of(one)] if way != "grad" else [])])
+        results.append([*held, *extra, *([x.grad, *gradients_of(trained)] if way != "grad" else [])])
         for handle in handles:
             handle.remove()
     expect_equal(results[1], results[0], way)
@@ -225,14 +225,14 @@ def test_a_change_between_forward_and_backward_is_pytorchs_error_or_harmless(nam
     trained = [parameter for parameter in run.model.parameters() if parameter.requires_grad]
     expect_equal([p.grad for p in trained], [p.grad for p in plain.parameters() if p.requires_grad])
 
-    # Without a rerun nothing but the tapes' own checks applies: as plainly.
+    # Without a rerun only the checks of the tapes apply, as in plain PyTorch.
     model, x = make(), batch().requires_grad_()
     outcomes = []
-    for one, forward in ((model, model), (copy.deepcopy(model), None)):
-        forward = forward or headroom.Sequential(one)
+    for module, forward in ((model, model), (copy.deepcopy(model), None)):
+        forward = forward or headroom.Sequential(module)
         out = forward(x)
-        change(name, one[stage], x, out)
-        loss, weights = out.sum(), [block.linear.weight for block in one]
+        change(name, module[stage], x, out)
+        loss, weights = out.sum(), [block.linear.weight for block in module]
         outcomes.append(unless_modified(lambda loss=loss, weights=weights: list(torch.autograd.grad(loss, weights))))
         with torch.no_grad():
             x.copy_(batch())
@@ -261,7 +261,7 @@ def test_steps_leave_no_bytes() -> None:
 
 
 class Raises(nn.Module):
-    """Raises at the call, or in the backward, that it is told to."""
+    """Raises at a chosen call, or in a chosen backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -313,7 +313,9 @@ def test_errors_keep_their_types_and_the_next_step_is_right(error: BaseException
     work = "backward" if moment == "backward" else "forward"
     assert f"{work} of node '1' on [{stages.BATCH}, {WIDTH}]" in notes
     assert float(layer.calls) == calls + 1
-    assert [torch.equal(torch.get_rng_state(), one) for one in after] == [True] * (moment != "first run")
+    assert [torch.equal(torch.get_rng_state(), random_state) for random_state in after] == [True] * (
+        moment != "first run"
+    )
     caught = None
     after.clear()
     error.__traceback__ = None
@@ -407,14 +409,14 @@ def test_saved_tensor_hooks_around_a_step() -> None:
 
 def test_modes_between_forward_and_backward() -> None:
     plain, run, x = pair(lambda: nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(WIDTH)))
-    for one, forward in ((plain, plain), (run.model, run)):
+    for trained, forward in ((plain, plain), (run.model, run)):
         torch.manual_seed(7)
         out = forward(x)
         forward.eval()
         with torch.no_grad():
             forward(x)
         out.sum().backward()
-        assert not any(module.training for module in one.modules())
+        assert not any(module.training for module in trained.modules())
         forward.train()
     expect_equal(gradients_of(run.model), gradients_of(plain))
     expect_equal(list(run.model.buffers()), list(plain.buffers()))

@@ -1,4 +1,4 @@
-"""headroom.Sequential as an object: copies, files, replaced tensors, and what its output shares memory with."""
+"""headroom.Sequential as an object: copies, files, replaced tensors, and the memory that its output shares."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def test_copies_and_files() -> None:
 def test_replaced_parameters_and_buffers_are_planned_again() -> None:
     plain, run, x = pair(lambda: nn.BatchNorm1d(WIDTH))
     state = {name: value.clone() * 2 for name, value in plain.state_dict().items()}
-    for one, forward in ((plain, plain), (run, run)):
-        one.load_state_dict({name: value.clone() for name, value in state.items()}, assign=True)
+    for trained, forward in ((plain, plain), (run, run)):
+        trained.load_state_dict({name: value.clone() for name, value in state.items()}, assign=True)
         forward(x).sum().backward()
-        one.double().float()
+        trained.double().float()
         forward(x).sum().backward()
     expect_equal(gradients_of(run.model), gradients_of(plain))
     expect_equal(list(run.model.buffers()), list(plain.buffers()))
@@ -66,11 +66,11 @@ def test_the_output_may_be_changed_in_place(kind: str) -> None:
     plain = ALIASES[kind]()
     model = copy.deepcopy(plain)
     outcomes = []
-    for one, forward in ((plain, plain), (model, headroom.Sequential(model, "1x"))):
+    for trained, forward in ((plain, plain), (model, headroom.Sequential(model, "1x"))):
         out = forward(batch())
         out.mul_(2)
         loss = out.square().sum()
-        parameters = list(one.parameters())
+        parameters = list(trained.parameters())
         gradients = unless_modified(lambda loss=loss, sources=parameters: list(torch.autograd.grad(loss, sources)))
         outcomes.append([out.detach(), *gradients])
     assert len(outcomes[0]) == (1 if kind == "tanh" else 3)

@@ -1,4 +1,4 @@
-"""What `headroom` shows people: the chart of memory, explanations, and progress on a terminal."""
+"""Output of `headroom` for people: the chart of memory, explanations, and progress on a terminal."""
 
 import contextlib
 import fcntl
@@ -42,7 +42,7 @@ def test_chart_by_hand(tiny: Path, tmp_path: Path) -> None:
         label = "  20 B" if row == 6 else "      "
         assert line == f"{label} │{expected}".rstrip()
     assert lines[7] == "   0 B  " + "─" * 29 + "▒" * 14 + "═" * 28
-    assert lines[8].split() == ["─", "forward", "═", "backward", "▒", "computed", "again"]
+    assert lines[8].split() == ["─", "forward", "═", "backward", "▒", "recomputed"]
 
 
 def test_chart_without_block_characters(tiny: Path, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_chart_has_the_budget(tmp_path: Path) -> None:
     assert "budget" in lines[-1]
     assert all(len(line) <= 80 for line in lines)
     assert "█" not in "".join(lines[:3])
-    # Many runs share a column.
+    # Several runs share a column.
     done = headroom("plan", GPT, "--planner", "binomial", "--budget", "8GiB")
     assert all(len(line) <= 80 for line in chart_of(done.stdout))
 
@@ -82,36 +82,36 @@ def test_explain_by_hand(tiny: Path, tmp_path: Path) -> None:
     done = headroom("explain", tiny, schedule(tmp_path / "s.json", AGAIN_STEPS))
     assert done.returncode == 0
     assert done.stdout.splitlines() == [
-        "This schedule of 'tiny' has 8 steps. Its peak is 20 B, 100 % of the 20 B of plain training, "
+        "This schedule of 'tiny' has 8 steps. Its peak is 20 B, 100 % of the 20 B of store-all, "
         "and it takes 25 ns (+25.0 %).",
-        "When backward begins it has kept 2 values of forward, 8 B in all: 'a' (4 B), 'loss' (4 B).",
-        "1 run computes again what was there before, for 5 ns, 20 % of the time: 'f1' (5 ns).",
-        "The peak is at step 4, run 'b2', with 4 values in memory: 'x' (8 B), 'a' (4 B), 'loss' (4 B), 'ga' (4 B).",
-        # What every schedule of this graph takes.
-        "In the same memory `auto` finds a plan of 20 ns (+0.0 %).",
+        "Backward begins with 2 values saved from forward, 8 B in all: 'a' (4 B), 'loss' (4 B).",
+        "1 run recomputes a value that was computed before, in 5 ns, 20 % of the time: 'f1' (5 ns).",
+        "The peak is at step 4, run 'b2', with 4 live values: 'x' (8 B), 'a' (4 B), 'loss' (4 B), 'ga' (4 B).",
+        # No schedule of this graph has a smaller peak.
+        "With the same peak, `auto` finds a plan of 20 ns (+0.0 %).",
         "With 2 B less, 18 B, there is no plan in base order; the smallest budget that it can meet is 20 B.",
     ]
     done = headroom("explain", tiny, schedule(tmp_path / "s.json", TINY_STEPS))
-    assert "Nothing is computed twice." in done.stdout
-    assert "In the same memory" not in done.stdout
+    assert "Nothing is recomputed." in done.stdout
+    assert "With the same peak" not in done.stdout
 
 
 def test_explain_says_what_recomputation_saves_and_what_memory_buys(tmp_path: Path) -> None:
     steps = tmp_path / "s.json"
     plan = result_of("plan", GPT, "--budget", "0.5x", "--out", steps)
     text = headroom("explain", GPT, steps).stdout
-    saved = next(line for line in text.splitlines() if line.startswith("That leaves out "))
-    assert "GiB where plain training has its peak, at run 'B27'" in saved
+    saved = next(line for line in text.splitlines() if line.startswith("That saves "))
+    assert "GiB at the peak of store-all, run 'B27'" in saved
     more = result_of("plan", GPT, "--budget", str(plan["peak_bytes"] + 2**30))
     less = result_of("plan", GPT, "--budget", str(plan["peak_bytes"] - 2**30))
     assert more["time_ns"] < plan["time_ns"] < less["time_ns"]
 
-    def percent(found: dict[str, int]) -> str:
-        return f"(+{100 * (found['time_ns'] / found['base_time_ns'] - 1):.1f} %)"
+    def percent(alternative: dict[str, int]) -> str:
+        return f"(+{100 * (alternative['time_ns'] / alternative['base_time_ns'] - 1):.1f} %)"
 
     lines = {line.split(",")[0]: line for line in text.splitlines()}
     assert percent(more) in lines["With 1.00 GiB more"]
-    assert f"{(plan['time_ns'] - more['time_ns']) / 1e6:.2f} ms less a step" in lines["With 1.00 GiB more"]
+    assert f"{(plan['time_ns'] - more['time_ns']) / 1e6:.2f} ms less per step" in lines["With 1.00 GiB more"]
     assert percent(less) in lines["With 1.00 GiB less"]
 
 
@@ -119,7 +119,7 @@ def test_explain_says_what_recomputation_saves_and_what_memory_buys(tmp_path: Pa
 
 
 def on_terminal(columns: int, *arguments: Arguments) -> tuple[str, str]:
-    """What it writes to standard output and to standard error, each a terminal."""
+    """Returns the output to standard output and standard error, each of which is a terminal."""
     command = [os.environ.get("HEADROOM_BIN", str(ROOT / "build" / "headroom")), *map(str, arguments)]
     ends = [pty.openpty() for _ in range(2)]
     for _, inner in ends:
@@ -128,7 +128,7 @@ def on_terminal(columns: int, *arguments: Arguments) -> tuple[str, str]:
 
     def read_to_end(outer: int) -> str:
         parts = []
-        # The end of a terminal that no process has open any more is an error.
+        # Reading a terminal that no process has open any more is an error.
         with open(outer, "rb", buffering=0) as file, contextlib.suppress(OSError):
             while part := file.read(1 << 16):
                 parts.append(part)

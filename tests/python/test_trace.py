@@ -1,4 +1,4 @@
-"""`--trace` writes what Perfetto and chrome://tracing open: ops as slices, memory as counters."""
+"""`--trace` writes files for Perfetto and chrome://tracing: ops as slices, memory as counters."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_simulated_by_hand(tmp_path: Path) -> None:
 
 
 def test_no_slice_is_dropped_for_a_nanosecond(tmp_path: Path) -> None:
-    """1001 ns are 1.001 us, which times 1000 is less than 1001: so written, b2 would begin in f2."""
+    """1001 ns are 1.001 us, which times 1000 is less than 1001. Written like that, b2 would begin in f2."""
     assert nanoseconds(1.001) == 1000
     graph = {**TINY, "ops": [{**op, "time_ns": time} for op, time in zip(TINY["ops"], (500, 501, 6, 0), strict=True)]}
     path = tmp_path / "trace.json"
@@ -56,15 +56,15 @@ def runs_of(steps: Path) -> list[str]:
 
 @pytest.mark.skipif(TRAIN == "", reason="headroom-train was not built")
 def test_trained(tmp_path: Path) -> None:
-    """Predicted beside measured, at the same times."""
+    """Predicted and measured memory are given at the same times."""
     path, steps = tmp_path / "trace.json", tmp_path / "s.json"
-    found: Any = trained(*GPT, "--budget", "0.6x", "--no-plain", "--trace", path, "--out-schedule", steps)
+    result: Any = trained(*GPT, "--budget", "0.6x", "--no-plain", "--trace", path, "--out-schedule", steps)
     trace = read_trace(path)
     assert [piece.name.split(" ")[0] for piece in trace.slices[1]] == runs_of(steps)
-    assert trace.slices[1][-1].end_ns == found["predicted_time_ns"]
+    assert trace.slices[1][-1].end_ns == result["predicted_time_ns"]
     assert trace.counters.keys() == {"predicted memory", "measured memory"}
     predicted, measured = trace.counters["predicted memory"], trace.counters["measured memory"]
     assert measured.keys() == predicted.keys()
-    assert max(predicted.values()) == found["predicted_peak_bytes"]
-    most = EPSILON * (found["measured_peak_bytes"] - found["before_bytes"])
-    assert all(abs(predicted[time] - bytes_) <= most for time, bytes_ in measured.items())
+    assert max(predicted.values()) == result["predicted_peak_bytes"]
+    tolerance = EPSILON * (result["measured_peak_bytes"] - result["before_bytes"])
+    assert all(abs(predicted[time] - bytes_) <= tolerance for time, bytes_ in measured.items())

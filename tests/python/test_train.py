@@ -15,7 +15,7 @@ TRAIN = os.environ.get("HEADROOM_TRAIN_BIN", "")
 pytestmark = pytest.mark.skipif(TRAIN == "", reason="headroom-train was not built")
 
 GPT = ["gpt-tiny", "--batch", "4"]
-# Of these two steps on small images most are gradients of parameters, which no plan can avoid.
+# Most of the memory of these steps on small images is gradients of parameters, which no plan can avoid.
 UNET = ["unet", "--batch", "2"]
 VGG = ["vgg11", "--batch", "2", "--image", "32", "--steps", "1"]
 EPSILON = 0.01
@@ -39,24 +39,24 @@ def trained(*arguments: Arguments) -> Any:
     return json.loads(done.stdout)
 
 
-def assert_as_plain_training(found: Any) -> None:
-    assert found["identical"] is True
-    assert found["gradient_difference"] == 0
-    assert found["buffer_difference"] == 0
-    assert found["planned"]["losses"] == found["plain"]["losses"]
+def assert_as_plain_training(result: Any) -> None:
+    assert result["identical"] is True
+    assert result["gradient_difference"] == 0
+    assert result["buffer_difference"] == 0
+    assert result["planned"]["losses"] == result["plain"]["losses"]
 
 
-def assert_predicted(found: Any) -> None:
-    measured = found["measured_peak_bytes"]
-    assert measured == found["planned"]["peak_bytes"]
-    assert measured <= found["predicted_peak_bytes"]
-    assert found["predicted_peak_bytes"] - measured <= EPSILON * (measured - found["before_bytes"])
-    share = (found["predicted_peak_bytes"] - measured) / (measured - found["before_bytes"])
-    assert found["error"] == pytest.approx(share)
+def assert_predicted(result: Any) -> None:
+    measured = result["measured_peak_bytes"]
+    assert measured == result["planned"]["peak_bytes"]
+    assert measured <= result["predicted_peak_bytes"]
+    assert result["predicted_peak_bytes"] - measured <= EPSILON * (measured - result["before_bytes"])
+    share = (result["predicted_peak_bytes"] - measured) / (measured - result["before_bytes"])
+    assert result["error"] == pytest.approx(share)
 
 
-def share_of_step(found: Any, share: float) -> int:
-    return found["before_bytes"] + int(share * (found["store_all_peak_bytes"] - found["before_bytes"]))
+def share_of_step(result: Any, share: float) -> int:
+    return result["before_bytes"] + int(share * (result["store_all_peak_bytes"] - result["before_bytes"]))
 
 
 @pytest.mark.parametrize(
@@ -65,80 +65,80 @@ def share_of_step(found: Any, share: float) -> int:
     ids=["gpt", "deep-gpt", "unet"],
 )
 def test_trains_within_the_budget(network: list[str], share: float, tmp_path: Path) -> None:
-    found = trained_with_files(tmp_path, *network, "--budget", f"{share}x")
-    assert abs(found["budget_bytes"] - share_of_step(found, share)) <= 1
-    assert found["measured_peak_bytes"] <= found["budget_bytes"] < found["plain"]["peak_bytes"]
-    assert found["planner"] == "auto"
-    assert found["status"] in {"optimal", "feasible"}
-    assert found["predicted_time_ns"] >= found["store_all_time_ns"]
-    assert 0 <= found["recomputation"] < 1
-    assert_predicted(found)
-    assert_as_plain_training(found)
+    result = trained_with_files(tmp_path, *network, "--budget", f"{share}x")
+    assert abs(result["budget_bytes"] - share_of_step(result, share)) <= 1
+    assert result["measured_peak_bytes"] <= result["budget_bytes"] < result["plain"]["peak_bytes"]
+    assert result["planner"] == "auto"
+    assert result["status"] in {"optimal", "feasible"}
+    assert result["predicted_time_ns"] >= result["store_all_time_ns"]
+    assert 0 <= result["recomputation"] < 1
+    assert_predicted(result)
+    assert_as_plain_training(result)
 
 
 def trained_with_files(folder: Path, *arguments: Arguments) -> Any:
     """Writes all files and checks them."""
     trace, graph, schedule = (folder / name for name in ("trace.json", "graph.json", "schedule.json"))
-    found = trained(*arguments, "--trace", trace, "--out-graph", graph, "--out-schedule", schedule)
+    result = trained(*arguments, "--trace", trace, "--out-graph", graph, "--out-schedule", schedule)
     simulated = result_of("simulate", graph, schedule)
     assert simulated["valid"] is True
-    assert simulated["peak_bytes"] == found["predicted_peak_bytes"]
-    assert simulated["time_ns"] == found["predicted_time_ns"]
+    assert simulated["peak_bytes"] == result["predicted_peak_bytes"]
+    assert simulated["time_ns"] == result["predicted_time_ns"]
     runs = [step["run"] for step in json.loads(schedule.read_text())["steps"] if "run" in step]
-    assert [step["op"] for step in assert_trace(trace, found)] == runs
+    assert [step["op"] for step in assert_trace(trace, result)] == runs
     assert sorted(path.name for path in folder.iterdir()) == ["graph.json", "schedule.json", "trace.json"]
-    return found
+    return result
 
 
 def test_a_graph_joined_to_a_chain(tmp_path: Path) -> None:
-    found = trained_with_files(tmp_path, *UNET, "--image", "32", "--steps", "1", "--chain", "--planner", "sqrt")
-    assert found["is_chain"] is True
-    assert found["nodes"] == found["blocks"]
-    assert_predicted(found)
-    assert_as_plain_training(found)
+    result = trained_with_files(tmp_path, *UNET, "--image", "32", "--steps", "1", "--chain", "--planner", "sqrt")
+    assert result["is_chain"] is True
+    assert result["nodes"] == result["blocks"]
+    assert_predicted(result)
+    assert_as_plain_training(result)
 
 
 def test_without_a_budget_nothing_runs_again() -> None:
-    found = trained(*GPT)
-    assert found["budget_bytes"] is None
-    assert found["planner"] == "store-all"
-    assert found["recomputation"] == 0
-    assert found["predicted_peak_bytes"] == found["store_all_peak_bytes"]
-    assert_predicted(found)
-    assert_as_plain_training(found)
+    result = trained(*GPT)
+    assert result["budget_bytes"] is None
+    assert result["planner"] == "store-all"
+    assert result["recomputation"] == 0
+    assert result["predicted_peak_bytes"] == result["store_all_peak_bytes"]
+    assert_predicted(result)
+    assert_as_plain_training(result)
 
 
 def test_a_budget_in_bytes_is_the_whole_device() -> None:
-    found = trained(*GPT, "--budget", "4MB", "--planner", "chain", "--slots", "1000")
-    assert found["budget_bytes"] == 4_000_000
-    assert found["planner"] == "chain"
-    assert found["before_bytes"] > 4 * found["parameters"]  # four bytes each, and a batch
-    assert found["measured_peak_bytes"] <= 4_000_000
+    result = trained(*GPT, "--budget", "4MB", "--planner", "chain", "--slots", "1000")
+    assert result["budget_bytes"] == 4_000_000
+    assert result["planner"] == "chain"
+    assert result["before_bytes"] > 4 * result["parameters"]  # Four bytes each, and a batch.
+    assert result["measured_peak_bytes"] <= 4_000_000
 
 
 def test_planner_of_checkpoints_says_them() -> None:
-    found = trained(*GPT, "--planner", "peak-cubic")
-    assert found["checkpoints"]
-    assert_predicted(found)
+    result = trained(*GPT, "--planner", "peak-cubic")
+    assert result["checkpoints"]
+    assert_predicted(result)
 
 
 @pytest.mark.parametrize("options", [[], ["--reentrant"]], ids=["plain", "reentrant"])
 def test_given_checkpoints(options: list[str]) -> None:
-    found = trained(*GPT, "--layers", "6", "--checkpoints", "3,5", *options)
-    assert found["checkpoints"] == [3, 5]
-    assert found["planner"] is None
-    assert found["status"] is None
-    assert found["recomputation"] > 0
-    assert_predicted(found)
-    assert_as_plain_training(found)
+    result = trained(*GPT, "--layers", "6", "--checkpoints", "3,5", *options)
+    assert result["checkpoints"] == [3, 5]
+    assert result["planner"] is None
+    assert result["status"] is None
+    assert result["recomputation"] > 0
+    assert_predicted(result)
+    assert_as_plain_training(result)
 
 
 def test_a_vgg_with_checkpoints_at_every_moment(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    found = trained(*VGG, "--checkpoints", "3,8", "--trace", trace)
-    assert_predicted(found)
-    assert_as_plain_training(found)
-    assert_trace(trace, found)
+    result = trained(*VGG, "--checkpoints", "3,8", "--trace", trace)
+    assert_predicted(result)
+    assert_as_plain_training(result)
+    assert_trace(trace, result)
 
 
 def test_report_of_a_vgg_with_its_measurement(tmp_path: Path) -> None:
@@ -148,42 +148,42 @@ def test_report_of_a_vgg_with_its_measurement(tmp_path: Path) -> None:
     if "without the report page" in done.stderr and not REQUIRED:
         pytest.skip("headroom-train was built without the report page")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    result = json.loads(done.stdout)
     data = data_of(page)
-    steps = assert_trace(trace, found)
-    assert data["peak_bytes"] == found["predicted_peak_bytes"]
-    assert data["store_all_peak_bytes"] == found["store_all_peak_bytes"]
-    assert data["measured"]["peak_bytes"] == found["measured_peak_bytes"]
+    steps = assert_trace(trace, result)
+    assert data["peak_bytes"] == result["predicted_peak_bytes"]
+    assert data["store_all_peak_bytes"] == result["store_all_peak_bytes"]
+    assert data["measured"]["peak_bytes"] == result["measured_peak_bytes"]
     assert data["measured"]["moment_bytes"] == [step["measured_moment_bytes"] for step in steps]
     assert data["measured"]["after_bytes"] == [step["measured_after_bytes"] for step in steps]
-    assert data["measured"]["step_ns"] == found["planned"]["step_ns"]
-    assert data["measured"]["plain_step_ns"] == found["plain"]["step_ns"]
+    assert data["measured"]["step_ns"] == result["planned"]["step_ns"]
+    assert data["measured"]["plain_step_ns"] == result["plain"]["step_ns"]
     assert data["measured"]["identical_to_plain"] is True
     assert [data["ops"]["module"][op] for op in data["runs"]["op"]] == [step["node"] for step in steps]
     assert data["planner"] == "given checkpoints"
     assert {"sqrt", "peak-linear", "chain", "auto"} <= {front["planner"] for front in data["fronts"]["planners"]}
 
 
-def assert_trace(path: Path, found: Any) -> Any:
+def assert_trace(path: Path, result: Any) -> Any:
     trace = json.loads(path.read_text())
     events = trace["traceEvents"]
     assert {event["name"] for event in events if event["ph"] == "C"} == {"predicted memory", "measured memory"}
     slices = [event for event in events if event["ph"] == "X"]
     assert [event["name"] for event in slices] == [f"{step['op']} {step['node']}" for step in trace["steps"]]
-    assert max(step["measured_moment_bytes"] for step in trace["steps"]) <= found["measured_peak_bytes"]
+    assert max(step["measured_moment_bytes"] for step in trace["steps"]) <= result["measured_peak_bytes"]
     for step in trace["steps"]:
         for moment in ("moment", "after"):
             measured = step[f"measured_{moment}_bytes"]
-            most = EPSILON * (measured - found["before_bytes"])
-            assert abs(step[f"predicted_{moment}_bytes"] - measured) <= most, (step, found["before_bytes"])
+            tolerance = EPSILON * (measured - result["before_bytes"])
+            assert abs(step[f"predicted_{moment}_bytes"] - measured) <= tolerance, (step, result["before_bytes"])
     return trace["steps"]
 
 
 def test_text_is_learned_and_seeds_repeat() -> None:
     call = [*GPT, "--text", ROOT / "README.md", ROOT / "LICENSE", "--steps", "12", "--learning-rate", "0.1"]
-    found = trained(*call, "--budget", "0.7x")
-    assert_as_plain_training(found)
-    losses = found["planned"]["losses"]
+    result = trained(*call, "--budget", "0.7x")
+    assert_as_plain_training(result)
+    losses = result["planned"]["losses"]
     assert len(losses) == 12
     assert losses[-1] < losses[0] - 0.3
     assert trained(*call, "--no-plain")["planned"]["losses"] == losses
@@ -191,9 +191,9 @@ def test_text_is_learned_and_seeds_repeat() -> None:
 
 
 def test_without_plain_training() -> None:
-    found = trained(*GPT, "--no-plain")
+    result = trained(*GPT, "--no-plain")
     for key in ("plain", "gradient_difference", "buffer_difference", "identical"):
-        assert found[key] is None
+        assert result[key] is None
     assert "plain training  not run" in train(*GPT, "--no-plain").stdout
 
 
@@ -217,8 +217,8 @@ def test_text_output() -> None:
 
 def test_keys_are_documented() -> None:
     text = (ROOT / "docs" / "training.md").read_text()
-    found = trained(*GPT)
-    assert {f"`{key}`" for key in [*found, *found["planned"]] if f"`{key}`" not in text} == set()
+    result = trained(*GPT)
+    assert {f"`{key}`" for key in [*result, *result["planned"]] if f"`{key}`" not in text} == set()
 
 
 def test_the_smallest_budget_is_named_and_works() -> None:
@@ -232,9 +232,9 @@ def test_the_smallest_budget_is_named_and_works() -> None:
     )
     assert match, done.stderr
     smallest = int(match[1])
-    found = trained(*GPT, "--budget", smallest)
-    assert found["measured_peak_bytes"] <= smallest
-    assert_as_plain_training(found)
+    result = trained(*GPT, "--budget", smallest)
+    assert result["measured_peak_bytes"] <= smallest
+    assert_as_plain_training(result)
     assert train(*GPT, "--budget", smallest - 1).returncode == 1
 
 

@@ -1,4 +1,4 @@
-"""What type checkers are told."""
+"""The types that type checkers see."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def test_the_package_says_that_it_has_types() -> None:
 
 
 def names_in(body: list[ast.stmt]) -> set[str]:
-    """What a stub defines."""
-    defined = {one.name for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef)}
+    """Returns the definitions of a stub."""
+    defined = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     return defined | {
-        one.target.id for one in body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+        node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
 
 
 def names_of(thing: object) -> set[str]:
-    """What the extension defines itself."""
+    """Returns the definitions of the extension."""
     return {name for name in vars(thing) if not name.startswith("_")}
 
 
 def test_stubs_have_the_names_of_the_extension() -> None:
     stub = ast.parse((FOLDER / "_C.pyi").read_text()).body
     assert names_in(stub) == names_of(_C)
-    for kind in [one for one in stub if isinstance(one, ast.ClassDef) and one.name != "InvalidInput"]:
+    for kind in [node for node in stub if isinstance(node, ast.ClassDef) and node.name != "InvalidInput"]:
         named = {name for name in names_in(kind.body) if not name.startswith("__")}
         assert named == names_of(getattr(_C, kind.name)), kind.name
 

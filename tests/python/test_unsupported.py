@@ -41,7 +41,7 @@ def real_loss(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def step(function: Function, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What the function returns, a loss first, and the gradients of its inputs."""
+    """Returns the results of the function, a loss first, and the gradients of its inputs."""
     torch.manual_seed(1)
     results = function(*inputs)
     results = list(results) if isinstance(results, (tuple, list)) else [results]
@@ -50,20 +50,20 @@ def step(function: Function, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     return [result.detach() if isinstance(result, torch.Tensor) else result for result in results] + list(gradients)
 
 
-def expect_same(found: list[object], expected: list[object]) -> None:
-    assert len(found) == len(expected)
-    for place, (result, wanted) in enumerate(zip(found, expected, strict=True)):
-        if isinstance(wanted, TwoTensor):
-            expect_same([result.a, result.b], [wanted.a, wanted.b])
-        elif isinstance(wanted, torch.Tensor):
-            assert result.dtype == wanted.dtype, place
-            assert torch.equal(result, wanted), place
+def expect_same(actual: list[object], expected: list[object]) -> None:
+    assert len(actual) == len(expected)
+    for place, (result, reference) in enumerate(zip(actual, expected, strict=True)):
+        if isinstance(reference, TwoTensor):
+            expect_same([result.a, result.b], [reference.a, reference.b])
+        elif isinstance(reference, torch.Tensor):
+            assert result.dtype == reference.dtype, place
+            assert torch.equal(result, reference), place
         else:
-            assert (type(result), result) == (type(wanted), wanted), place
+            assert (type(result), result) == (type(reference), reference), place
 
 
 def expect_plain_training(function: Function, inputs: list[torch.Tensor]) -> None:
-    """The same bits at the budget 1x and at the smallest one as without headroom."""
+    """Checks that the budget 1x and the smallest one give the same bits as plain PyTorch."""
     expected = step(function, inputs)
     run = Budgeted(function)
     expect_same(step(run, inputs), expected)
@@ -178,7 +178,7 @@ def test_fake_quantization() -> None:
 
 
 def test_a_view_of_a_constant_is_a_constant() -> None:
-    """In backward the conjugate of 1j is a view of a number. What reads it must not write over it."""
+    """In backward the conjugate of 1j is a view of a number, which its readers must not overwrite."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return real_loss((x.sum() * 2) * 1j)
@@ -203,7 +203,7 @@ _register_effectful_op(note._opoverload, _EffectType.ORDERED)
 
 
 class NoteBackward(torch.autograd.Function):
-    """The identity, which notes its backward."""
+    """The identity, which records its backward."""
 
     @staticmethod
     def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
@@ -216,7 +216,7 @@ class NoteBackward(torch.autograd.Function):
 
 
 def noted(x: torch.Tensor) -> torch.Tensor:
-    """Effects whose results are read, are not read, and are what backward needs, and one in backward."""
+    """Has effects whose results are read, are not read, or are needed by backward, and an effect in backward."""
     note("first", x.detach())
     y = (x * 2).sin()
     note("second", y.detach())
@@ -243,15 +243,15 @@ def test_effects_happen_once_and_in_order_whatever_the_budget() -> None:
 
 
 def test_gradients_are_those_of_the_inputs_behind_the_token_of_an_effect() -> None:
-    """Inputs with different numbers of dimensions, so that one taken for the other shows."""
+    """Takes inputs with different numbers of dimensions, so that mixing them up is noticed."""
 
     def loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.linalg.tensorsolve(a, b).square().sum()
 
     inputs = [torch.randn(2, 3, 6, requires_grad=True), torch.randn(2, 3, requires_grad=True)]
-    found = torch.autograd.grad(headroom.compile(loss, "1x")(*inputs), inputs)
+    actual = torch.autograd.grad(headroom.compile(loss, "1x")(*inputs), inputs)
     expected = torch.autograd.grad(loss(*inputs), inputs)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(actual, expected, strict=True))
 
 
 def test_costs_are_known_without_effects() -> None:
@@ -325,7 +325,7 @@ def test_a_custom_operator_that_changes_its_argument() -> None:
     expect_plain_training(function, [leaf(4)])
 
 
-# What is refused, with the place in the model
+# Refused input, with the position in the model
 
 
 class Sparse(torch.nn.Module):
@@ -401,7 +401,7 @@ def test_parts_with_sizes_known_only_in_the_step_are_left_out_by_dynamo() -> Non
 
 
 class Marked(torch.Tensor):
-    """A subclass that nothing can take apart."""
+    """A subclass that cannot be unwrapped."""
 
 
 @pytest.mark.parametrize(

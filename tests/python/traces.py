@@ -19,7 +19,7 @@ class Trace:
     process: str
     threads: dict[int, str]
     slices: dict[int, list[Slice]] = field(default_factory=dict)
-    # What a counter is from a time on; of several at one time the last counts.
+    # The value of a counter from a time on. The last of several events at one time counts.
     counters: dict[str, dict[int, int]] = field(default_factory=dict)
 
 
@@ -42,7 +42,7 @@ def read_trace(path: Path) -> Trace:
     threads = {event["tid"]: event["args"]["name"] for event in named if event["name"] == "thread_name"}
     assert all(isinstance(name, str) and name for name in [*processes, *threads.values()])
     trace = Trace(processes[0], threads)
-    # Perfetto sorts by time, and keeps the order of what has the same.
+    # Perfetto sorts by time, and keeps the order of events at the same time.
     timed = sorted((event for event in events if event["ph"] != "M"), key=lambda event: nanoseconds(event["ts"]))
     for event in timed:
         begin_ns = nanoseconds(event["ts"])
@@ -67,14 +67,14 @@ def assert_id(number: Any) -> None:
 
 
 def nanoseconds(us: Any) -> int:
-    """Cut, not rounded, as Perfetto does it."""
+    """Truncates to whole nanoseconds, as Perfetto does."""
     assert type(us) in {int, float}
     assert us >= 0
     return int(us * 1000.0)
 
 
 def assert_nested(pieces: list[Slice]) -> None:
-    """Each within another or after it: Perfetto drops a slice that begins in one and ends after it."""
+    """Checks that slices are nested or disjoint. Perfetto drops a slice that begins in another and ends after it."""
     around: list[Slice] = []
     for piece in pieces:
         while around and around[-1].end_ns <= piece.begin_ns:

@@ -1,4 +1,4 @@
-"""Small models of many kinds, and plain training to compare with."""
+"""Small models of many kinds, and their plain training as a reference."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class UNet(nn.Module):
         widths = [width << i for i in range(levels)]
         pairs = zip([3, *widths], widths, strict=False)
         self.down = nn.ModuleList(self.block(inputs, outputs) for inputs, outputs in pairs)
-        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * one, one, 2, 2) for one in widths[-2::-1])
-        self.join = nn.ModuleList(self.block(2 * one, one) for one in widths[-2::-1])
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * size, size, 2, 2) for size in widths[-2::-1])
+        self.join = nn.ModuleList(self.block(2 * size, size) for size in widths[-2::-1])
         self.head = nn.Conv2d(width, 10, 1)
 
     @staticmethod
@@ -188,7 +188,7 @@ def tokens() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Transformer(nn.Module):
-    """Of the package transformers, with random weights: its logits of a batch of tokens."""
+    """A model of the package transformers with random weights, which returns the logits of a batch of tokens."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ CASES = {
     "vit": Case(Vit, images),
     "gpt": Case(Gpt, tokens),
 }
-BEFORE_2_13 = tuple(int(one) for one in torch.__version__.split(".")[:2]) < (2, 13)
+BEFORE_2_13 = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
 TRANSFORMERS = ("gpt2", "bert", "llama", "t5")
 CASES |= {kind: Case(functools.partial(Transformer, kind), short_texts) for kind in TRANSFORMERS}
 
@@ -240,7 +240,7 @@ CASES |= {kind: Case(functools.partial(Transformer, kind), short_texts) for kind
 @dataclass
 class Trained:
     losses: list[float] = field(default_factory=list)
-    peaks: list[int] = field(default_factory=list)  # beyond what was there before the step
+    peaks: list[int] = field(default_factory=list)  # less the memory in use before the step
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -249,7 +249,7 @@ def loss_of(model: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Te
 
 
 def train(model: nn.Module, run: Callable[..., torch.Tensor], inputs: torch.Tensor, labels: torch.Tensor) -> Trained:
-    """Three steps; the tensors are the last gradients, the parameters and the buffers."""
+    """Trains three steps. Returns the last gradients, the parameters and the buffers."""
     from headroom import _C
 
     meter = _C.Meter(torch.device("cpu"))

@@ -1,4 +1,4 @@
-/// A TrainingStep keeps autograd's promises: each test compares with plain training.
+/// Tests that a TrainingStep keeps autograd's guarantees. Each test compares with plain training.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -24,7 +24,7 @@ namespace nn = torch::nn;
 const MeasureOptions kQuick{.warmups = 1, .least_repeats = 1, .most_repeats = 1, .node_ns = 0, .progress = {}};
 constexpr int64_t kWidth = 8;
 
-/// Tensors here are small: threads would mostly wait for each other.
+/// Runs on one thread, because threads would mostly wait for each other on small tensors.
 class AutogradTest : public ::testing::Test {
  protected:
   void SetUp() override { torch::set_num_threads(1); }
@@ -37,7 +37,8 @@ Tensors batch(int64_t rows = 32) {
 
 using Layer = std::function<torch::Tensor(const torch::Tensor&)>;
 
-/// A chain of linear layers, each followed by a layer of the test's own, and a loss. `state`: what layers capture.
+/// A chain of linear layers, each followed by a layer of the test, and a loss. `state` has the tensors that the layers
+/// capture.
 struct Chain {
   Network network{"chain"};
   Tensors state;
@@ -56,7 +57,7 @@ void add_loss(Network& network, Wire x) {
   network.set_outputs({network.add("loss", [](const Tensors& t) { return t[0].square().mean(); }, {x})});
 }
 
-/// `make_layer` gets a tensor of its own to capture.
+/// Each call of `make_layer` gets a new tensor to capture.
 Chain make_chain(const std::function<Layer(const torch::Tensor&)>& make_layer, int count = 6) {
   torch::manual_seed(1);
   Chain chain;
@@ -70,7 +71,7 @@ Chain make_chain(const std::function<Layer(const torch::Tensor&)>& make_layer, i
   return chain;
 }
 
-/// A step of a chain by its smallest plan, which runs nodes again.
+/// Returns a step of a chain by its smallest plan, which reruns nodes.
 TrainingStep recomputing_step(const Network& network, const Tensors& inputs) {
   const MeasuredNetwork measured = measure(network, inputs, kQuick);
   StepGraph step = make_step_graph(measured);
@@ -95,7 +96,7 @@ Outcome train(const Chain& chain, const Tensors& inputs, const Step& step, int s
   for (const torch::Tensor& parameter : chain.network.parameters()) outcome.gradients.push_back(parameter.grad());
   outcome.state = chain.network.buffers();
   outcome.state.insert(outcome.state.end(), chain.state.begin(), chain.state.end());
-  outcome.state.push_back(torch::rand({4}));  // The numbers to come are those of plain training too.
+  outcome.state.push_back(torch::rand({4}));  // Later random numbers must be those of plain training too.
   return outcome;
 }
 
@@ -172,7 +173,7 @@ TEST_F(AutogradTest, StateThatALaterNodeChangesIsReplayed) {
   expect_same(train(chain, batch(), recomputing_step(chain.network, batch())), plain, "shared");
 }
 
-/// A layer of some kind, drawn by `random`.
+/// Returns a random layer.
 void add_random_node(Chain& chain, Wire& x, const std::string& name, std::mt19937& random) {
   const torch::Tensor state = torch::ones({kWidth});
   switch (random() % 7) {
@@ -185,7 +186,7 @@ void add_random_node(Chain& chain, Wire& x, const std::string& name, std::mt1993
     case 2:
       x = chain.network.add(name, [](const Tensors& t) { return torch::dropout(t[0], 0.3, true); }, {x});
       break;
-    case 3:  // In place after what autograd has not saved.
+    case 3:  // In place on a value that autograd has not saved.
       x = add_linear(chain.network, x, name + ".linear");
       x = chain.network.add(name, [](const Tensors& t) { return t[0].relu_(); }, {x});
       break;
@@ -353,8 +354,8 @@ TEST_F(AutogradTest, ModesAreThoseOfTheForward) {
   EXPECT_THAT(message_of([&] { step(batch()); }), HasSubstr("is in training mode and was not when it was measured"));
 }
 
-/// Threads share the default generator: what a node draws first must be what it draws when it runs again. Each layer keeps
-/// its first mask, and compares.
+/// Threads share the default generator, and a rerun of a node must still draw the numbers of its first run. Each layer keeps
+/// its first mask and compares.
 TEST_F(AutogradTest, ThreadsReplayTheirOwnRandomNumbers) {
   constexpr int kLayers = 6;
   std::vector<std::shared_ptr<Tensors>> masks;

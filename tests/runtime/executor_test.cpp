@@ -27,7 +27,7 @@ namespace nn = torch::nn;
 
 const MeasureOptions kQuick{.warmups = 1, .least_repeats = 1, .most_repeats = 1, .node_ns = 0, .progress = {}};
 
-/// Tensors here are small: threads would mostly wait for each other.
+/// Runs on one thread, because threads would mostly wait for each other on small tensors.
 class TrainingStepTest : public ::testing::Test {
  protected:
   void SetUp() override { torch::set_num_threads(1); }
@@ -55,8 +55,8 @@ TORCH_MODULE(Head);
 torch::Tensor cross_entropy(const Tensors& inputs) { return torch::cross_entropy_loss(inputs[0], inputs[1]); }
 torch::Tensor add(const Tensors& inputs) { return inputs[0] + inputs[1]; }
 
-/// Convolutions with batch norm and dropout, a linear layer and the loss: a chain, or with residual connections a DAG.
-/// With `tied`, the third and fourth blocks are one module.
+/// Returns convolutions with batch norm and dropout, a linear layer and the loss: a chain, or with residual connections a
+/// DAG. With `tied`, the third and fourth blocks share one module.
 Network make_cnn(bool residual, bool tied = false) {
   torch::manual_seed(1);
   Network network("cnn");
@@ -81,13 +81,13 @@ Tensors sample() {
 
 struct Outcome {
   Tensors losses;
-  Tensors gradients;  ///< of the last step
+  Tensors gradients;  ///< gradients of the last step
   Tensors parameters;
   Tensors buffers;
-  int64_t peak_bytes = 0;  ///< of the last step, beyond what was there before it
+  int64_t peak_bytes = 0;  ///< peak of the last step, less the memory in use before it
 };
 
-/// Three optimizer steps.
+/// Runs three optimizer steps.
 template <typename Step>
 Outcome train(const Network& network, const Tensors& inputs, const Step& step) {
   torch::manual_seed(3);
@@ -127,8 +127,8 @@ void expect_same(const Outcome& one, const Outcome& other, const std::string& wh
   expect_same_bits(one.buffers, other.buffers, where + ": buffer");
 }
 
-/// Trains under every plan that `names` make at shares of what plain training takes beyond resident values: bits as
-/// plain training's, and the peak as predicted, never above it.
+/// Trains by the plans of the planners `names` at several shares of the memory that plain training adds to the resident
+/// values. Results must be bit-identical to plain training, and peaks as predicted and never above.
 template <typename Make>
 void expect_trains_alike(const Make& make, const Tensors& inputs, const std::vector<std::string>& names,
                          const std::vector<int>& percents, int least_plans = 3) {
@@ -176,7 +176,7 @@ TEST_F(TrainingStepTest, AModuleUsedTwiceAddsUp) {
                       {100, 60, 45});
 }
 
-/// A step of the small chain in which every block but the last runs twice.
+/// Returns a step of the small chain in which every block but the last runs twice.
 TrainingStep recomputing_step(const Network& network) {
   const MeasuredNetwork measured = measure(network, sample(), kQuick);
   StepGraph step = make_step_graph(measured);
@@ -366,7 +366,7 @@ TEST_F(TrainingStepTest, HooksOfParametersSeeWholeGradientsOnce) {
   expect_same_bits(run(step), run([&](const Tensors& batch) { return network.forward(batch)[0]; }), "gradient");
 }
 
-/// A wire and a parameter that several nodes use, some of them more than once.
+/// Returns a network with a wire and a parameter that several nodes use, some of them more than once.
 Network make_tangle() {
   torch::manual_seed(1);
   const torch::Tensor weight = torch::randn({16, 16}).requires_grad_(true);
@@ -390,7 +390,7 @@ TEST_F(TrainingStepTest, WhatSeveralNodesUseAddsUpAsInAutograd) {
                       {100, 90, 80, 70, 60, 50});
 }
 
-/// torchvision's way: ReLUs in place after what they change, a view, and a flatten in front.
+/// Returns a network in the style of torchvision: in-place ReLUs, a view, and a flatten at the start.
 Network make_careless() {
   torch::manual_seed(1);
   Network network("careless");

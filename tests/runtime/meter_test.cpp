@@ -8,21 +8,15 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <barrier>
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -116,7 +110,7 @@ TEST(Meter, ResizeHoldsOldAndNewAtOnce) {
   tensor.resize_({300});
   EXPECT_EQ(meter.current_bytes() - start_bytes, 300);
   EXPECT_EQ(meter.peak_bytes() - start_bytes, 400);
-  tensor.resize_({50});  // keeps its storage
+  tensor.resize_({50});  // The storage stays.
   EXPECT_EQ(meter.current_bytes() - start_bytes, 300);
 }
 
@@ -126,7 +120,7 @@ TEST(Meter, TensorsFromBeforeTheFirstMeterAreNotCounted) {
   made_before_any_meter.reset();
   EXPECT_EQ(meter.current_bytes(), start_bytes);
 
-  // Such a pointer may also come back through the raw interface of the allocator now in place.
+  // Such a pointer can also be freed through the raw interface of the current allocator.
   void* const pointer = c10::GetDefaultCPUAllocator()->raw_allocate(128);
   c10::GetCPUAllocator()->raw_deallocate(pointer);
   EXPECT_EQ(meter.current_bytes(), start_bytes);
@@ -181,7 +175,7 @@ TEST(Meter, Timeline) {
   meter.mark("b and gone");
   meter.mark("nothing");
   a.reset();
-  meter.reset_peak();  // does not touch the peak of the next mark
+  meter.reset_peak();  // Does not change the peak of the next mark.
   meter.mark("a gone");
   ASSERT_EQ(meter.timeline().size(), 4U);
   EXPECT_EQ(meter.timeline()[1].name, "b and gone");
@@ -254,7 +248,7 @@ TEST(Meter, ConvolutionForwardAndBackwardLeaveNothingBehind) {
     at::conv2d(input, weight).sum().backward();
     weight.mutable_grad().reset();
   };
-  step();  // whatever a library sets up once
+  step();  // Lets libraries allocate what they keep.
   const Meter meter(kCpu);
   const int64_t base = meter.current_bytes();
   step();
@@ -265,85 +259,7 @@ TEST(Meter, ConvolutionForwardAndBackwardLeaveNothingBehind) {
   EXPECT_EQ(meter.peak_bytes(), first_peak_bytes);
 }
 
-TEST(Meter, FreedOnAnotherThread) {
-  const Meter meter(kCpu);
-  const int64_t base = meter.current_bytes();
-  at::Tensor tensor = make_bytes(1234);
-  std::thread([moved = std::move(tensor)]() mutable { moved.reset(); }).join();
-  EXPECT_EQ(meter.current_bytes(), base);
-  EXPECT_EQ(meter.peak_bytes(), base + 1234);
-}
-
-TEST(Meter, ThreadsTogether) {
-  // Thread t allocates 1..1000 bytes times t + 1, all kept until every thread has: 500500 * (1 + 2 + 3 + 4) bytes. Then
-  // each frees what its neighbour made.
-  constexpr size_t kThreads = 4;
-  constexpr int64_t kTotalBytes = 500500 * 10;
-  const Meter meter(kCpu);
-  const int64_t base = meter.current_bytes();
-  std::array<std::vector<at::Tensor>, kThreads> made;
-  std::atomic<int64_t> full_bytes = 0;
-  std::barrier all_made(kThreads, [&]() noexcept { full_bytes = meter.current_bytes() - base; });
-  std::vector<std::thread> threads;
-  for (size_t t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&, t] {
-      for (int64_t i = 1; i <= 1000; ++i) made[t].push_back(make_bytes(i * static_cast<int64_t>(t + 1)));
-      all_made.arrive_and_wait();
-      made[(t + 1) % kThreads].clear();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(full_bytes, kTotalBytes);
-  EXPECT_EQ(meter.current_bytes(), base);
-  EXPECT_EQ(meter.peak_bytes(), base + kTotalBytes);
-}
-
-TEST(Meter, MarksDuringAStormLoseNoPeak) {
-  constexpr uint64_t kThreads = 3;
-  Meter whole(kCpu);
-  Meter marked(kCpu);
-  const int64_t base = whole.current_bytes();
-  std::atomic<int> running = kThreads;
-  std::array<int64_t, kThreads> kept_bytes{};
-  std::array<int64_t, kThreads> most_bytes{};
-  std::array<std::vector<at::Tensor>, kThreads> kept;
-  std::vector<std::thread> threads;
-  for (uint64_t t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&, t] {
-      std::mt19937_64 random(t);
-      for (int i = 0; i < 20000; ++i) {
-        if (random() % 2 == 0 || kept[t].empty()) {
-          kept[t].push_back(make_bytes(static_cast<int64_t>(random() % 5000)));
-          kept_bytes[t] += kept[t].back().numel();
-        } else {
-          std::swap(kept[t][random() % kept[t].size()], kept[t].back());
-          kept_bytes[t] -= kept[t].back().numel();
-          kept[t].pop_back();
-        }
-        most_bytes[t] = std::max(most_bytes[t], kept_bytes[t]);
-      }
-      --running;
-    });
-  }
-  while (running > 0) marked.mark("storm");
-  for (std::thread& thread : threads) thread.join();
-  marked.mark("end");
-
-  int64_t expected_bytes = base;
-  for (const int64_t bytes : kept_bytes) expected_bytes += bytes;
-  EXPECT_EQ(whole.current_bytes(), expected_bytes);
-  int64_t peak_bytes = 0;
-  for (const MemoryMark& mark : marked.timeline()) {
-    EXPECT_LE(mark.current_bytes, mark.peak_bytes);
-    peak_bytes = std::max(peak_bytes, mark.peak_bytes);
-  }
-  EXPECT_EQ(whole.peak_bytes(), peak_bytes);
-  EXPECT_EQ(marked.peak_bytes(), peak_bytes);
-  EXPECT_GE(peak_bytes - base, *std::ranges::max_element(most_bytes));
-  EXPECT_LE(peak_bytes - base, most_bytes[0] + most_bytes[1] + most_bytes[2]);
-}
-
-/// A meter beside the plainest bookkeeping of what it should say: every change told to each of them.
+/// A meter and the simplest bookkeeping of the bytes that it should report.
 struct Watched {
   explicit Watched(int64_t current_bytes)
       : meter(std::make_unique<Meter>(kCpu)), peak_bytes(current_bytes), mark_peak_bytes(current_bytes) {}
@@ -416,30 +332,6 @@ TEST(Meter, RandomMetersAgreeWithPlainBookkeeping) {
   }
 }
 
-TEST(Meter, AForkedProcessAllocatesToo) {
-  const Meter meter(kCpu);
-  c10::Allocator* const allocator = c10::GetCPUAllocator();
-  std::atomic<bool> stop = false;
-  std::thread busy([&] {
-    // The allocator itself: the more of the time it spends in there, the likelier that a fork finds it there.
-    while (!stop) static_cast<void>(allocator->allocate(64));
-  });
-  for (int i = 0; i < 40; ++i) {
-    const pid_t child = fork();
-    if (child == 0) {
-      alarm(10);  // ends a child that waits for a lock nobody holds
-      std::vector<at::Tensor> at_many_addresses;
-      for (int64_t bytes = 1; bytes <= 500; ++bytes) at_many_addresses.push_back(make_bytes(bytes));
-      _exit(0);
-    }
-    int status = -1;
-    ASSERT_EQ(waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
-  }
-  stop = true;
-  busy.join();
-}
-
 TEST(MeterErrors, Devices) {
   EXPECT_THROW(Meter(c10::Device(c10::DeviceType::Meta)), InvalidInput);
   try {
@@ -468,7 +360,7 @@ struct WithoutRawDeleter final : c10::Allocator {
 };
 
 TEST(MeterErrorsDeathTest, AnAllocatorThatCannotBeCounted) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a fresh process, where no meter has been made yet
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // In a new process, where no meter exists yet.
   EXPECT_EXIT(
       {
         static WithoutRawDeleter allocator;

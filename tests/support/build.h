@@ -10,14 +10,14 @@
 
 namespace headroom::testing {
 
-/// Graphs and schedules by name, for tests: one line an op.
+/// Builds graphs by name, with one line per op.
 class Builder {
  public:
   explicit Builder(std::string name) { spec_.name = std::move(name); }
 
   Builder& resident(const std::string& name, int64_t bytes);
   Builder& value(const std::string& name, int64_t bytes);
-  /// Reads and writes values that were named before. Returns the op, to set what is special about it.
+  /// Adds an op on values that were added before. Returns the op, so that the test can set its other fields.
   Op& op(const std::string& name, int64_t time_ns, const std::vector<std::string>& inputs,
          const std::vector<std::string>& outputs);
   Builder& holds(const std::string& holder, const std::vector<std::string>& held);
@@ -32,7 +32,7 @@ class Builder {
   GraphSpec spec_;
 };
 
-/// "f1 f2 -a r/b": run f1, run f2, drop a, run r over b.
+/// Returns the schedule of a text such as "f1 f2 -a r/b": run f1, run f2, drop a, run r over b.
 Schedule steps(const Graph& graph, const std::string& words);
 
 }  // namespace headroom::testing

@@ -15,7 +15,7 @@ bool contains(const std::vector<ValueId>& ids, ValueId id) { return std::ranges:
 }  // namespace
 
 MemoryRules::MemoryRules(const Graph& graph) : graph_(graph), depth_(graph.values().size(), 0) {
-  // Holding is not circular, so this ends: what is held lies deeper than its holders.
+  // The loop terminates because holding has no cycles.
   for (bool changed = true; changed;) {
     changed = false;
     for (size_t v = 0; v < depth_.size(); ++v)
@@ -97,7 +97,7 @@ void MemoryRules::apply(MemoryState& state, const Step& step, size_t number) con
   free_unused(state);
 }
 
-/// The position of a value's current copy, or the number of copies.
+/// Returns the position of the current copy of a value, or the number of copies if there is none.
 size_t MemoryRules::find(const MemoryState& state, ValueId id) {
   const auto is_it = [&](const CopyInMemory& copy) {
     return copy.is_current && copy.value == static_cast<uint32_t>(id);
@@ -107,7 +107,7 @@ size_t MemoryRules::find(const MemoryState& state, ValueId id) {
 
 void MemoryRules::free_unused(MemoryState& state) const {
   std::vector<CopyInMemory> kept;
-  uint64_t moved[kMaxCopies] = {};  // by old position: the bit of the new one, 0 where freed
+  uint64_t moved[kMaxCopies] = {};  // The new bit of each old position, or 0 if freed.
   std::vector<std::pair<CopyInMemory, size_t>> layer;
   for (int depth = 0; depth <= max_depth_; ++depth) {
     layer.clear();
@@ -145,7 +145,7 @@ Replay replay(const Graph& graph, const Schedule& schedule) {
     result.error_step = i;
     result.errors = rules.broken_rules(state, step);
     if (!result.is_valid()) return result;
-    // In memory during the step: all copies before it but the one that it overwrites, and what it makes.
+    // In memory during the step are its outputs and all earlier copies but the one that it overwrites.
     for (const CopyInMemory& copy : state.copies)
       if (!step.is_over() || !copy.is_current || static_cast<ValueId>(copy.value) != step.value())
         extend(static_cast<ValueId>(copy.value), copy.first_step, i);

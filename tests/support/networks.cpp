@@ -7,7 +7,7 @@
 namespace headroom::testing {
 namespace {
 
-/// Convolutions in each of the five blocks.
+/// The number of convolutions in each of the five blocks.
 std::vector<int> blocks(int depth) {
   switch (depth) {
     case 11:
@@ -56,7 +56,7 @@ Chain vgg_bytes(int depth, int64_t batch) {
   for (Stage& stage : chain.stages) {
     stage.output_bytes *= 4 * batch;
     stage.tape_bytes = is_pool(stage) ? 3 * stage.output_bytes : stage.output_bytes;
-    // ReLU's second gradient stands beside the first before the convolution makes its input's.
+    // Both gradients of ReLU are live before the convolution computes the gradient of its input.
     if (is_conv(stage))
       stage.backward_workspace_bytes = std::max<int64_t>(0, stage.output_bytes - input_gradient_bytes);
     input_gradient_bytes = stage.output_bytes;

@@ -8,13 +8,13 @@
 
 namespace headroom::testing {
 
-/// Seeded numbers that are the same on every machine.
+/// Seeded random numbers that are the same on every machine.
 class Random {
  public:
   explicit Random(uint64_t seed) : engine_(seed) {}
-  /// From `least` to `most`, both included.
-  int64_t number(int64_t least, int64_t most) {
-    return least + static_cast<int64_t>(engine_() % static_cast<uint64_t>(most - least + 1));
+  /// Returns a number in [min, max].
+  int64_t number(int64_t min, int64_t max) {
+    return min + static_cast<int64_t>(engine_() % static_cast<uint64_t>(max - min + 1));
   }
   bool chance(int percent) { return number(1, 100) <= percent; }
 
@@ -25,14 +25,16 @@ class Random {
 struct RandomGraphOptions {
   int forward_ops = 4;
   int most_bytes = 9;
-  bool special = true;  ///< several producers, tapes that hold, ops in place, ops that run once, workspaces
+  bool special =
+      true;  ///< whether to add more producers, tapes that hold, in-place ops, ops that run once, and workspaces
 };
 
-/// A small training step: a forward DAG, and a backward op for each forward op in reverse that reads gradients and
-/// activations. Always passes lint().
+/// Returns a small training step that passes lint(): a forward DAG and, in reverse, a backward op for each forward op that
+/// reads gradients and activations.
 GraphSpec random_graph(Random& random, const RandomGraphOptions& options);
 
-/// A chain of `length` stages with sizes 0..9, workspaces from -2 to 4, those of recording sometimes their own.
+/// Returns a chain of `length` stages with sizes 0..9 and workspaces from -2 to 4. Some stages have another workspace when
+/// they record.
 Chain random_chain(Random& random, int length);
 
 }  // namespace headroom::testing

@@ -1,5 +1,5 @@
-// Networks of the zoo, trained inside budgets from plain training's memory down to the smallest that can be kept: those of
-// cases_of_families(), or all where the environment variable HEADROOM_WHOLE_ZOO is set.
+// Trains networks of the zoo within budgets from the memory of plain training down to the smallest that can be kept: those
+// of cases_of_families(), or all if the environment variable HEADROOM_WHOLE_ZOO is set.
 #include "headroom/runtime/train.h"
 
 #include <gmock/gmock.h>
@@ -27,11 +27,11 @@ constexpr int kBudgets = 3;
 struct Case {
   const char* name;
   int64_t batch;
-  int64_t size;  ///< of images, or tokens
+  int64_t size;  ///< side of the images or number of tokens
   ZooOptions options = {};
 };
 
-// Small inputs; layers as published, but for GPTs that are less wide, so that activations matter beside gradients.
+// Inputs are small and layers as published, except that GPTs are narrower, so that activations matter beside gradients.
 ZooOptions narrow() {
   ZooOptions options;
   options.width = 192;
@@ -53,7 +53,7 @@ const std::vector<Case>& cases() {
   return all;
 }
 
-/// One network of each family, and the deepest.
+/// Returns one network of each family, and the deepest.
 std::vector<Case> cases_of_families() {
   const std::set<std::string> names = {"alexnet",      "vgg11", "resnet50", "resnet1001", "densenet121",
                                        "inception-v3", "darts", "unet",     "gpt-tiny",   "gpt2"};
@@ -81,7 +81,7 @@ std::vector<uint64_t> hashes_of(const Tensors& tensors) {
   return hashes;
 }
 
-/// All that training changes, bit for bit.
+/// The bits of everything that training changes.
 struct Outcome {
   std::vector<float> losses;
   std::vector<uint64_t> gradients;  ///< of the last step
@@ -112,7 +112,7 @@ class ZooTraining : public ::testing::TestWithParam<Case> {
 
 class ZooPlanners : public ZooTraining {};
 
-/// Training of one network, again and again from the same start.
+/// Trains one network repeatedly from the same initial state.
 class Trial {
  public:
   Trial(const Network& network, Tensors inputs)
@@ -252,7 +252,7 @@ TEST_P(ZooPlanners, EveryPlannerIsPredicted) {
   EXPECT_GE(plans, 3);
 }
 
-/// Memory at every point of a step: during each run of the schedule, and after the drops that follow it.
+/// Measures memory at every point of a step: during each run of the schedule, and after the drops that follow it.
 void expect_predicted_at_every_point(const char* name, int64_t batch, int64_t size, const std::vector<int>& checkpoints,
                                      bool reentrant) {
   Meter meter(torch::kCPU);
@@ -281,7 +281,7 @@ void expect_predicted_at_every_point(const char* name, int64_t batch, int64_t si
   });
   meter.mark("start");
   step(measured.sample).backward();
-  // Each stage but those after the last checkpoint runs three times: F, R, B.
+  // Each stage up to the last checkpoint runs three times: F, R, B.
   const auto stages = static_cast<size_t>(measured.problem.chain->length());
   EXPECT_EQ(points, 2 * stages + (checkpoints.empty() ? 0 : static_cast<size_t>(checkpoints.back())));
 }

@@ -17,7 +17,7 @@ int64_t parameter_count(const Network& network) {
   return count;
 }
 
-/// Tensors here are small: threads would mostly wait for each other, many times over where cores are shared.
+/// Runs on one thread, because threads would mostly wait for each other on small tensors, even longer on shared cores.
 class OneThread : public testing::Environment {
  public:
   void SetUp() override { torch::set_num_threads(1); }
@@ -37,14 +37,14 @@ std::string message_of(const std::function<void()>& action) {
 struct Published {
   std::string_view name;
   int64_t parameters;
-  size_t nodes;  ///< with the loss
+  size_t nodes;  ///< number of nodes, loss included
   bool chain;
 };
 
 std::ostream& operator<<(std::ostream& out, const Published& network) { return out << network.name; }
 
-/// Counts of torchvision's models; of DARTS (3.3 M published), ResNet-1001 (10.3 M published) and U-Net as derived
-/// beside their code; of GPT-2 as released, the head tied.
+/// Parameter counts: those of torchvision's models; of DARTS (3.3 M published), ResNet-1001 (10.3 M published) and U-Net as
+/// derived beside their code; of GPT-2 as released, with a tied head.
 constexpr Published kPublished[] = {
     {"alexnet", 61'100'840, 5 + 3 + 3 + 1, true},
     {"vgg11", 132'863'336, 8 + 5 + 3 + 1, true},
@@ -96,7 +96,7 @@ TEST_P(PublishedTest, HasItsParametersAndNodes) {
   EXPECT_EQ(chain, GetParam().chain);
 }
 
-/// Drawing the weights of the large ones takes a second each, and more.
+/// A separate test because drawing the weights of a large network takes more than a second.
 std::vector<Published> published(bool large) {
   std::vector<Published> result;
   for (const Published& network : kPublished)
@@ -125,8 +125,8 @@ std::ostream& operator<<(std::ostream& out, const Small& network) { return out <
 
 class TrainingTest : public testing::TestWithParam<Small> {};
 
-/// Before training every class is about as likely as any other: the loss is about log(classes), up to the chance of one
-/// draw of the weights and two samples.
+/// Before training, all classes are about equally likely, so the loss is about log(classes), up to the randomness of one
+/// draw of weights and two samples.
 TEST_P(TrainingTest, StartsAtTheLogOfTheClassesAndGivesEveryParameterAGradient) {
   torch::manual_seed(1);
   const Network network = make_zoo_network(GetParam().name);

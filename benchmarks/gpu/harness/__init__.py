@@ -1,4 +1,4 @@
-"""Runs measurements on a GPU, each in a process of its own, and makes tables of what they print."""
+"""Runs measurements on a GPU, each in a separate process, and makes tables of their output."""
 
 from harness.results import Result, Results
 from harness.suite import ROOT, Figures, Point, Suite, counts

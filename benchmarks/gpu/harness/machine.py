@@ -1,4 +1,4 @@
-"""Where measurements are taken: the machine, its GPU, the versions of packages and of headroom."""
+"""The setting of measurements: the machine, its GPU, the versions of packages and of headroom."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 
 from harness.suite import ROOT
 
-# Folders whose files decide what is measured.
+# Folders whose files affect measurements.
 SOURCES = ("headroom", "python", "benchmarks/gpu", "tests/python")
 PACKAGES = ("torch", "triton", "torchvision", "transformers", "timm")
 
-# Run by a process of its own, so that the harness neither loads PyTorch nor takes memory of the GPU.
+# Runs in a separate process, so that the harness neither loads PyTorch nor takes memory of the GPU.
 PROBE = """
 import json, torch
 found = {"cuda": torch.version.cuda}
@@ -37,7 +37,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class Setting:
-    """What a result depends on beside the point's command."""
+    """Everything that a result depends on, except the command of the point."""
 
     commit: str
     versions: dict[str, str]
@@ -52,21 +52,21 @@ class Setting:
 
 
 def find_setting(*, with_gpu: bool) -> Setting:
-    """Looks at the machine, and at its GPU if that is asked for."""
+    """Returns the setting of the machine, with its GPU if `with_gpu`."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    found: dict[str, Any] = probe() if with_gpu else {}
-    if found.get("cuda"):
-        versions["cuda"] = found["cuda"]
-    return Setting(commit(), versions, machine(), found.get("gpu"), found.get("missing", ""))
+    properties: dict[str, Any] = probe() if with_gpu else {}
+    if properties.get("cuda"):
+        versions["cuda"] = properties["cuda"]
+    return Setting(commit(), versions, machine(), properties.get("gpu"), properties.get("missing", ""))
 
 
 def probe() -> dict[str, Any]:
-    """Asks PyTorch for the GPU."""
+    """Returns the properties of the GPU that PyTorch finds."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROBE], capture_output=True, text=True, check=False, timeout=300
     )
@@ -94,7 +94,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Returns the commit, with a hash of the sources where they were changed since or there is no git."""
+    """Returns the commit, with a hash of the sources if they have changed since or there is no git."""
     head = git("rev-parse", "--short=12", "HEAD")
     if head is None:
         return f"files-{hash_of_sources()}"

@@ -16,11 +16,11 @@ MEASURED, FAILED, NOT_RUN = "measured", "failed", "not run"
 
 @dataclass
 class Result:
-    """What became of one point."""
+    """The outcome of one point."""
 
     suite: str
     point: str
-    status: str  # MEASURED; FAILED, perhaps with figures; or NOT_RUN, for want of something.
+    status: str  # MEASURED; FAILED, possibly with figures; or NOT_RUN if a requirement is missing.
     error: str = ""  # One line.
     figures: list[Figures] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ def path_of(folder: Path, suite: str, point: str) -> Path:
 
 
 def write_result(folder: Path, result: Result) -> None:
-    """Writes the file at once, so that a run that is cut off leaves a whole file or none."""
+    """Writes the file atomically, so that an interrupted run leaves a whole file or none."""
     path = path_of(folder, result.suite, result.point)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".json.unfinished")
@@ -56,25 +56,25 @@ def read_result(folder: Path, suite: str, point: str) -> Result | None:
     try:
         return Result(**json.loads(path_of(folder, suite, point).read_text()))
     except (FileNotFoundError, json.JSONDecodeError, TypeError):
-        return None  # A file that cannot be read is measured anew.
+        return None  # A point whose file cannot be read is measured again.
 
 
 @dataclass
 class Results:
-    """Those of one suite."""
+    """The results of one suite."""
 
     suite: Suite
     by_point: Mapping[str, Result]
 
     def all(self, point: str) -> list[Figures]:
-        """Returns the figures of a point; none where it has no result."""
+        """Returns the figures of a point, or an empty list without a result."""
         return self.by_point[point].figures if point in self.by_point else []
 
     def first(self, point: str) -> Figures:
-        """Returns the first figures of a point; empty where there are none."""
+        """Returns the first figures of a point, or an empty object without figures."""
         return next(iter(self.all(point)), {})
 
 
 def read_results(folder: Path, name: str, suite: Suite) -> Results:
-    found = {point.name: read_result(folder, name, point.name) for point in suite.points}
-    return Results(suite, {point: result for point, result in found.items() if result is not None})
+    stored = {point.name: read_result(folder, name, point.name) for point in suite.points}
+    return Results(suite, {point: result for point, result in stored.items() if result is not None})

@@ -1,4 +1,4 @@
-"""Runs points one after another, or side by side, and writes their results."""
+"""Runs points in sequence or in parallel, and writes their results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class InUse(Exception):
 
 
 class Stopped(Exception):
-    """The run ends; what a stopped process printed is not a result."""
+    """The run ends. The output of a stopped process is not a result."""
 
 
 class Runner:
@@ -54,7 +54,7 @@ class Runner:
         self.lock_file = self._take_folder()
 
     def _take_folder(self) -> IO[str]:
-        """Locks the folder. Points inherit the lock, so that none is measured beside a process that was left over."""
+        """Locks the folder. Points inherit the lock, so that none is measured beside a process of an earlier run."""
         self.folder.mkdir(parents=True, exist_ok=True)
         file = open(self.folder / ".lock", "w")  # noqa: SIM115  Open as long as the run lasts.
         try:
@@ -67,14 +67,14 @@ class Runner:
         return file
 
     def stop(self) -> None:
-        """Ends all processes that are under way."""
+        """Ends all running processes."""
         with self.lock:
             self.is_stopped = True
             for child in self.children:
                 _kill(child)
 
     def run_suite(self, name: str, suite: Suite, points: Sequence[Point]) -> None:
-        """Runs those of the points that have no result yet."""
+        """Runs the points that have no result yet."""
         todo = [point for point in points if not self._is_done(name, point)]
         if len(todo) < len(points):
             print(f"{name}: {len(points) - len(todo)} of {len(points)} points are there already", flush=True)
@@ -92,15 +92,15 @@ class Runner:
                 raise
 
     def _is_done(self, suite: str, point: Point) -> bool:
-        found = read_result(self.folder, suite, point.name)
-        if self.again or found is None or found.status == NOT_RUN or not found.is_of(self._result(suite, point)):
+        stored = read_result(self.folder, suite, point.name)
+        if self.again or stored is None or stored.status == NOT_RUN or not stored.is_of(self._result(suite, point)):
             return False
-        self.counts[found.status] += 1
+        self.counts[stored.status] += 1
         self.counts["kept"] += 1
         return True
 
     def _leave_out(self, suite: str, points: Sequence[Point]) -> list[Point]:
-        """Returns the points that can be run here; says in one line for each reason why the others cannot."""
+        """Returns the points that can be run here. Prints one line for each reason why others cannot."""
         able = []
         reasons: dict[str, list[Point]] = collections.defaultdict(list)
         for point in points:
@@ -120,7 +120,7 @@ class Runner:
         return able
 
     def _obstacle(self, point: Point) -> str:
-        """Returns why a point cannot be run here, or nothing. Compiles what it needs."""
+        """Returns why a point cannot be run here, or nothing. Compiles its build."""
         gpu = self.setting.gpu
         if point.gpu_gib is not None and gpu is None:
             return f"needs a GPU: {self.setting.gpu_missing}"
@@ -176,7 +176,7 @@ class Runner:
             except subprocess.TimeoutExpired:
                 status = None
             finally:
-                _kill(child)  # What the process itself has started, too.
+                _kill(child)  # Together with its child processes.
                 child.wait()
                 with self.lock:
                     self.children.discard(child)
@@ -209,7 +209,7 @@ class Runner:
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment of points, in which Python finds what `build.py` has compiled."""
+    """Returns the environment of points, in which Python finds the output of `build.py`."""
     paths = [str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(ROOT / "build" / "gpu" / "inductor"),
@@ -220,7 +220,7 @@ def environment() -> dict[str, str]:
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """Ends a process and what it has started."""
+    """Ends a process and its child processes."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
@@ -234,6 +234,6 @@ def _error_of(status: int, log_path: Path) -> str:
     ]
     errors = [line for line in lines if "error:" in line]
     verdicts = [line for line in output.splitlines() if line.strip() and not line.startswith("{")]
-    found = [*exceptions[-1:], *errors[:1], *verdicts[-1:], *lines[-1:], "it printed no reason"]
+    reasons = [*exceptions[-1:], *errors[:1], *verdicts[-1:], *lines[-1:], "it printed no reason"]
     end = f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
-    return f"{end}: {found[0].removeprefix('what(): ').strip()}"[:ERROR_LENGTH]
+    return f"{end}: {reasons[0].removeprefix('what(): ').strip()}"[:ERROR_LENGTH]

@@ -1,4 +1,4 @@
-"""What a suite is: named points, each a command, and the tables that are made of their results."""
+"""Suites: named points, each of which is a command, and the tables of their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Figures = dict[str, Any]
 
 
 def json_lines(output: str) -> list[Figures]:
-    """Returns the JSON objects that stand on lines of their own, and ignores other lines."""
+    """Returns the JSON objects that are single lines, and ignores other lines."""
     figures = []
     for line in output.splitlines():
         if line.startswith("{"):
@@ -31,21 +31,21 @@ def json_lines(output: str) -> list[Figures]:
 
 
 def counts(output: str) -> list[Figures]:
-    """Returns what the last line of a test counts, such as "98 passed, 2 failed"."""
+    """Returns the counts in the last line of a test, such as "98 passed, 2 failed"."""
     lines = re.findall(r"^\d+ passed.*$", output, re.MULTILINE)
-    return [{what: int(count) for count, what in re.findall(r"(\d+) (\w+)", lines[-1])}] if lines else []
+    return [{outcome: int(count) for count, outcome in re.findall(r"(\d+) (\w+)", lines[-1])}] if lines else []
 
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement: a command that prints its figures on standard output and runs in a process of its own."""
+    """One measurement: a command that runs in a separate process and prints its figures on standard output."""
 
     name: str
     command: tuple[str, ...]  # Started in `folder`; "python" stands for the interpreter that runs the harness.
     limit_s: float = 600
     gpu_gib: float | None = 0  # Memory that the GPU must have; None for a point that needs no GPU.
     packages: tuple[str, ...] = ()  # Python packages that must be installed.
-    build: str = ""  # What `build.py` compiles first: "python", "programs" or nothing.
+    build: str = ""  # The part that `build.py` compiles first: "python", "programs" or nothing.
     folder: str = "."  # The working directory, relative to the repository's root.
     environment: Mapping[str, str] = field(default_factory=dict)
     read: Callable[[str], list[Figures]] = json_lines  # Finds the figures in the standard output.
@@ -62,7 +62,7 @@ class Suite:
     title: str
     points: Sequence[Point]
     tables: Callable[[Results], str]  # Returns Markdown; a point without a result has no figures.
-    # Returns what is run before the points that are given, such as compilations that fill a cache. Has no figures.
+    # Returns points to run before the given ones, such as compilations that fill a cache. They have no figures.
     prepare: Callable[[Sequence[Point]], Sequence[Point]] = lambda _: ()
     side_by_side: bool = False  # Whether points may share the GPU (`--jobs`); where they are timed they take turns.
 

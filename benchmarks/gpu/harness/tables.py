@@ -12,19 +12,19 @@ HOLE = "—"
 
 
 def cell(value: Any, form: str = "") -> str:
-    """Returns a value in a format of Python's, or the mark of a hole for None."""
+    """Returns a value in a Python format, or the mark of a missing value for None."""
     return HOLE if value is None else format(value, form)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table; empty cells are allowed, cells of None are holes."""
+    """Returns a table. Empty cells are allowed, and cells of None are missing values."""
     lines = [head, ["---"] * len(head), *rows]
-    text = [" | ".join(cell(one).replace("|", "\\|").replace("\n", " ") for one in line) for line in lines]
+    text = [" | ".join(cell(value).replace("|", "\\|").replace("\n", " ") for value in line) for line in lines]
     return "".join(f"| {line} |\n" for line in text)
 
 
 def page(results: Results) -> str:
-    """Returns a suite's page: where it was measured, its tables, and what is missing from them."""
+    """Returns the page of a suite: the machine of the measurements, its tables, and the missing points."""
     parts = [f"# {results.suite.title}\n", *_settings(results.by_point.values()), results.suite.tables(results)]
     missing: dict[str, list[str]] = collections.defaultdict(list)
     for point in results.suite.points:
@@ -40,8 +40,8 @@ def page(results: Results) -> str:
 
 
 def _settings(results: Iterable[Result]) -> list[str]:
-    """Returns a line for each machine and commit of the results, which is one unless a run was continued elsewhere."""
-    counts = collections.Counter(_setting(one) for one in results if one.status == MEASURED)
+    """Returns a line for each machine and commit of the results. A run that was continued elsewhere has several."""
+    counts = collections.Counter(_setting(result) for result in results if result.status == MEASURED)
     return [f"{text} ({count} points).\n" for text, count in counts.most_common()]
 
 

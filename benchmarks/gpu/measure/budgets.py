@@ -40,7 +40,7 @@ from torch.nn import functional
 Loss = Callable[[], torch.Tensor]
 
 STEPS = 5
-# Rounds of steps that are timed, in turn with plain PyTorch's, and what one takes about.
+# Rounds of timed steps, alternating with plain PyTorch, and the approximate seconds of one.
 TIMED_ROUNDS = 7
 ROUND_S = 0.3
 
@@ -60,10 +60,10 @@ def text_loss(
     model: nn.Module, device: str, batch: int, length: int, *, padded: bool = False
 ) -> tuple[nn.Module, Loss]:
     words = torch.randint(1000, (batch, length), device=device)
-    given = [words]
+    inputs = [words]
     if padded:
         lengths = torch.linspace(length // 2, length, batch, device=device)
-        given.append((torch.arange(length, device=device) < lengths[:, None]).long())
+        inputs.append((torch.arange(length, device=device) < lengths[:, None]).long())
 
     decoder = {"decoder_input_ids": words} if model.config.is_encoder_decoder else {}
 
@@ -72,18 +72,18 @@ def text_loss(
             logits = model(input_ids=words, attention_mask=mask, **decoder).logits
             return functional.cross_entropy(logits.flatten(0, 1), words.flatten())
 
-    return _loss_of(model, loss, device, given)
+    return _loss_of(model, loss, device, inputs)
 
 
 def _loss_of(
     model: nn.Module, loss: Callable[..., torch.Tensor], device: str, inputs: Any
 ) -> tuple[nn.Module, Callable[..., Any]]:
     model = model.to(device).train()
-    return model, (lambda *given: loss(model, *given), tuple(inputs))
+    return model, (lambda *batch: loss(model, *batch), tuple(inputs))
 
 
 def make(name: str, device: str, *, small: bool) -> tuple[nn.Module, Any]:
-    """Returns a model and its loss function with arguments, all of it made on the device."""
+    """Returns a model and its loss function with arguments, all on the device."""
     library = importlib.import_module("torchvision" if name in IMAGE_MODELS else "transformers")
     with torch.device(device):
         return _make(name, library, device, small=small)
@@ -105,7 +105,7 @@ def _make(name: str, library: Any, device: str, *, small: bool) -> tuple[nn.Modu
 
 
 def make_t5(transformers: Any, part: int, *, use_cache: bool) -> nn.Module:
-    """Returns T5, which Dynamo cuts into several graphs where it makes a cache."""
+    """Returns T5, which Dynamo cuts into several graphs where T5 creates a cache."""
     layers = 12 // (6 * part - 5)
     config = transformers.T5Config(
         d_model=768, d_ff=3072, num_heads=12, num_layers=layers, decoder_start_token_id=0, use_cache=use_cache
@@ -166,7 +166,7 @@ MODELS = ["bert", "bert+mask", "roberta", "roberta+mask", "t5", "t5+cache", "lla
 
 
 class Peak:
-    """The peak of a device since the last reset, also where headroom resets it meanwhile to measure by itself."""
+    """The peak of a device since the last reset, even if headroom resets it for measurements of its own."""
 
     def __init__(self, meter: Any) -> None:
         self.meter = meter
@@ -174,7 +174,7 @@ class Peak:
         reset = self._reset = type(meter).reset_peak
 
         def note(other: Any) -> None:
-            if torch.cuda.is_available():  # where all meters of the device have one peak
+            if torch.cuda.is_available():  # All meters of a CUDA device share one peak.
                 self.noted_bytes = max(self.noted_bytes, meter.peak_bytes())
             reset(other)
 
@@ -189,7 +189,7 @@ class Peak:
 
 
 class Training:
-    """Steps of one model with AdamW, measured."""
+    """Measured steps of one model with AdamW."""
 
     def __init__(self, model: nn.Module, run: Callable[..., torch.Tensor], inputs: tuple[Any, ...], peak: Peak) -> None:
         self.model, self.run, self.inputs, self.peak = model, run, inputs, peak
@@ -207,7 +207,7 @@ class Training:
         return before, peak
 
     def time_ms(self, steps: int) -> float:
-        """Returns what a forward and a backward take where several run in a row."""
+        """Returns the time of a forward and a backward among several consecutive ones."""
         _synchronize()
         start = time.perf_counter()
         for _ in range(steps):
@@ -218,7 +218,7 @@ class Training:
 
 
 def compare_times(training: Training, plain: Training) -> tuple[float, float]:
-    """Returns the time of a step as a multiple of plain PyTorch's, and that in ms."""
+    """Returns the time of a step as a multiple of plain PyTorch's, and the latter in ms."""
     plain.time_ms(2)
     training.time_ms(2)
     steps = max(2, round(1000 * ROUND_S / plain.time_ms(2)))
@@ -227,7 +227,7 @@ def compare_times(training: Training, plain: Training) -> tuple[float, float]:
 
 
 class Turn:
-    """Lets processes work at the same time, but be timed one by one while no other works."""
+    """Lets processes work at the same time, but time one at a time while no other works."""
 
     def __init__(self, path: str) -> None:
         self.gate = open(path, "a")  # noqa: SIM115  Held while a process waits for its turn, so that no other begins.
@@ -236,7 +236,7 @@ class Turn:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        if self.is_held:  # as where a step is planned anew, and tried, among others
+        if self.is_held:  # For example, if a step is replanned and tried among others.
             yield
             return
         with self._held(fcntl.LOCK_SH):
@@ -250,7 +250,7 @@ class Turn:
         torch.cuda.empty_cache()
 
     def wait_in(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the function as one that works."""
+        """Returns the function wrapped as work."""
 
         def run(*arguments: Any) -> Any:
             with self.working():
@@ -277,7 +277,7 @@ def _synchronize() -> None:
 
 
 def smallest_budget(loss: Loss, inputs: Any, kernels: str, optimizer: torch.optim.Optimizer) -> int:
-    """Returns the number that an error names."""
+    """Returns the budget that an error names."""
     import headroom
 
     try:
@@ -288,7 +288,7 @@ def smallest_budget(loss: Loss, inputs: Any, kernels: str, optimizer: torch.opti
 
 
 def examine(options: argparse.Namespace) -> bool:
-    """Trains a model within all budgets; returns whether all were kept."""
+    """Trains a model within all budgets. Returns whether all were kept."""
     from headroom.exec.inductor import kernels as headroom_kernels
 
     import headroom
@@ -301,7 +301,7 @@ def examine(options: argparse.Namespace) -> bool:
     model, (loss, inputs) = make(name, options.device, small=options.small)
     measured = Peak(headroom.Meter(device))
     plain = Training(model, torch.compile(loss) if kernels == "inductor" else loss, inputs, measured)
-    # Inductor's compilations, which take long and leave the device alone, are not waited for.
+    # Does not wait for Inductor's compilations, which take long and do not use the device.
     first_step = contextlib.nullcontext if kernels == "inductor" else turn.working
     headroom_kernels.try_step = turn.wait_in(headroom_kernels.try_step)
     with first_step():
@@ -312,7 +312,7 @@ def examine(options: argparse.Namespace) -> bool:
     added = peak - before
     holds = True
     for budget in options.budgets:
-        plain.optimizer = None  # The state of this budget's own appears after its first step.
+        plain.optimizer = None  # The optimizer's state for this budget appears after its first step.
         torch._dynamo.reset()
         gc.collect()
         training = Training(model, loss, inputs, measured)
@@ -341,13 +341,13 @@ def examine(options: argparse.Namespace) -> bool:
             continue
         over = [step_peak - limit for _, step_peak in steps]
         here, peak = steps[-1]
-        predicted = max(one.predicted_bytes for one in planned) + here
+        predicted = max(plan.predicted_bytes for plan in planned) + here
         holds = holds and max(over) <= 0
         figures |= {"limit_bytes": limit, "over_bytes": over, "peak_bytes": peak, "predicted_bytes": predicted}
         figures |= {"added_share": (peak - here) / added, "plans": len(planned)}
         if budget in options.timed:
             with first_step():
-                plain.time_ms(1)  # compiled anew after Dynamo's reset
+                plain.time_ms(1)  # Recompiles after Dynamo's reset.
             with turn.timing():
                 figures["time_ratio"], figures["plain_ms"] = compare_times(training, plain)
         tell(figures, options)
@@ -357,7 +357,7 @@ def examine(options: argparse.Namespace) -> bool:
 
 
 def tell(figures: dict[str, Any], options: argparse.Namespace) -> None:
-    """Prints the figures of a budget. As JSON, what is wrong goes to standard error too."""
+    """Prints the figures of a budget. As JSON, faults go to standard error too."""
     line = f"{figures['model']:13} {figures['kernels']:9} {figures['budget']:6}"
     limit = figures["limit_bytes"]
     if "refused" in figures:
@@ -379,9 +379,9 @@ def tell(figures: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def first_call(options: argparse.Namespace) -> bool:
-    """Prints what the first forward and backward take, with backend aot_eager or with a budget of headroom's."""
+    """Prints the time of the first forward and backward, with backend aot_eager or with a budget of headroom."""
     model, (loss, inputs) = make(options.model, options.device, small=options.small)
-    loss(*inputs).backward()  # so that libraries are loaded
+    loss(*inputs).backward()  # Loads libraries.
     model.zero_grad()
     kind = options.first_call
     with tempfile.TemporaryDirectory() as folder:

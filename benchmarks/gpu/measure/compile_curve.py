@@ -1,4 +1,4 @@
-"""Peak against step time of one model, by PyTorch's means and by ours, in one run.
+"""Peak against step time of one model, by the means of PyTorch and by headroom, in one run.
 
 Usage: compile_curve.py MODEL POINT... [--turns N] [--exact] [--reference POINT] [--json]
 MODEL is resnet50 (batch 128) or gpt2 (medium, 8 x 1024, bf16 autocast); with --small a small one.
@@ -46,7 +46,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Checkpointed(nn.Module):
-    """A block that is run again in backward."""
+    """A block that reruns in backward."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -59,8 +59,8 @@ class Checkpointed(nn.Module):
 @dataclass
 class Kind:
     small: bool = False
-    exact: bool = False  # gradients are to be compared
-    precise: bool = False  # in higher precision, to compare with
+    exact: bool = False  # whether to compare gradients
+    precise: bool = False  # whether to run in higher precision, as the reference
 
 
 def make_resnet50(kind: Kind) -> tuple[nn.Module, Callable[[], torch.Tensor], Callable[[], None]]:
@@ -87,7 +87,7 @@ def make_gpt2(kind: Kind) -> tuple[nn.Module, Callable[[], torch.Tensor], Callab
     from transformers import AttentionInterface, AttentionMaskInterface, GPT2Config, GPT2LMHeadModel
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    # Where transformers is traced, it writes the causal mask out, and attention takes twice the time. Without a mask
+    # When traced, transformers writes out the causal mask, and attention takes twice the time. Without a mask
     # all points have the same attention, the faster one.
     AttentionInterface.register("causal", sdpa_attention_forward)
     AttentionMaskInterface.register("causal", lambda *_, **__: None)
@@ -126,15 +126,15 @@ def least_budget(loss: Callable[[], torch.Tensor], kernels: str) -> int:
     try:
         headroom.compile(loss, 1, kernels=kernels)().backward()
     except Exception as error:
-        found = cause(error, headroom.BudgetError)
-        if found is None:
+        refusal = cause(error, headroom.BudgetError)
+        if refusal is None:
             raise
-        return found.smallest_budget_bytes + (1 << 20)
+        return refusal.smallest_budget_bytes + (1 << 20)
     raise RuntimeError("nothing was too small")
 
 
 class Known(Exception):
-    """What calls cost is."""
+    """Returns the costs of calls."""
 
 
 def measure_costs(loss: Callable[[], torch.Tensor]) -> None:
@@ -146,7 +146,7 @@ def measure_costs(loss: Callable[[], torch.Tensor]) -> None:
                 raise
 
 
-def make_run(kind: str, value: str, loss: Callable[[], torch.Tensor], told: list[Any]) -> Callable[[], torch.Tensor]:
+def make_run(kind: str, value: str, loss: Callable[[], torch.Tensor], plans: list[Any]) -> Callable[[], torch.Tensor]:
     if kind == "aot":
         return torch.compile(loss, backend="aot_eager", dynamic=False)
     if kind == "compile+checkpoint":
@@ -160,31 +160,35 @@ def make_run(kind: str, value: str, loss: Callable[[], torch.Tensor], told: list
             budget = least_budget(loss, kind)
         elif not value.endswith("x"):
             budget = _C.parse_bytes(value) + headroom.current_bytes(DEVICE)
-        return headroom.compile(loss, budget, kernels=kind, on_plan=told.append)
+        return headroom.compile(loss, budget, kernels=kind, on_plan=plans.append)
     return loss
 
 
 @torch.no_grad()
 def nudge(model: nn.Module, share: float) -> None:
-    for one in model.parameters():
-        one.mul_(1 + share * torch.randn_like(one))
+    for parameter in model.parameters():
+        parameter.mul_(1 + share * torch.randn_like(parameter))
 
 
 def gradients_of(model: nn.Module) -> list[np.ndarray]:
-    """Copies that are not in torch's memory, where budgets would count them as outside the step."""
-    return [one.grad.cpu().numpy().copy() for one in model.parameters() if one.grad is not None]
+    """Returns copies outside of torch's memory, where budgets would count them as memory outside the step."""
+    return [parameter.grad.cpu().numpy().copy() for parameter in model.parameters() if parameter.grad is not None]
 
 
 def difference(gradients: list[np.ndarray], expected: list[np.ndarray]) -> tuple[float, float]:
     """Returns the distance as a share of the expected norm: of all gradients, and the largest of one parameter's."""
-    if all(np.array_equal(one, other) for one, other in zip(gradients, expected, strict=True)):
+    if all(np.array_equal(gradient, other) for gradient, other in zip(gradients, expected, strict=True)):
         return 0.0, 0.0
 
-    def norm(one: np.ndarray, less: np.ndarray | float = 0.0) -> float:
-        return (torch.as_tensor(one, device=DEVICE).double() - torch.as_tensor(less, device=DEVICE)).norm().item()
+    def norm(gradient: np.ndarray, subtrahend: np.ndarray | float = 0.0) -> float:
+        return (
+            (torch.as_tensor(gradient, device=DEVICE).double() - torch.as_tensor(subtrahend, device=DEVICE))
+            .norm()
+            .item()
+        )
 
-    norms = [norm(one, other) for one, other in zip(gradients, expected, strict=True)]
-    whole = math.hypot(*[norm(one) for one in expected])
+    norms = [norm(gradient, other) for gradient, other in zip(gradients, expected, strict=True)]
+    whole = math.hypot(*[norm(gradient) for gradient in expected])
     return math.hypot(*norms) / whole, max(norms) / whole
 
 
@@ -230,8 +234,8 @@ def measure(point: str, options: argparse.Namespace, expected: dict[bool, list[n
         measure_costs(loss)
         print(f"{name} {point}: known", file=sys.stderr if options.json else sys.stdout, flush=True)
         return
-    told: list[Any] = []
-    run = make_run(kind, value, loss, told)
+    plans: list[Any] = []
+    run = make_run(kind, value, loss, plans)
     figures: dict[str, Any] = {"model": name, "point": point}
     times, peak = [], 0
     torch.manual_seed(1)
@@ -263,10 +267,10 @@ def measure(point: str, options: argparse.Namespace, expected: dict[bool, list[n
     figures["step_ms"] = 1e3 * statistics.median(times)
     figures["peak_bytes"] = peak
     torch._functorch.config.activation_memory_budget = 1.0
-    if told:
-        last = told[-1]
+    if plans:
+        last = plans[-1]
         figures |= {"predicted_bytes": last.predicted_bytes, "predicted_ns": last.time_ns}
-        figures |= {"plain_ns": last.plain_time_ns, "compilations": sum(one.compilations for one in told)}
+        figures |= {"plain_ns": last.plain_time_ns, "compilations": sum(plan.compilations for plan in plans)}
     print(json.dumps(figures) if options.json else text_of(figures, kind), flush=True)
 
 
@@ -294,12 +298,12 @@ def main() -> int:
     parser.add_argument("--reference", metavar="POINT")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    # What each trial of a plan with Inductor took.
+    # Logs the peak of each trial of a plan with Inductor.
     stream = sys.stderr if options.json else sys.stdout
     logging.basicConfig(stream=stream, format=f"{options.model}     %(message)s")
     logging.getLogger("headroom").setLevel(logging.INFO)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not options.exact
-    # Libraries make their workspaces, so that every point finds them, whichever is the first.
+    # Makes libraries allocate their workspaces before the first point.
     MODELS[options.model](Kind(small=True))[1]().backward()
     expected: dict[bool, list[np.ndarray]] = {}  # by whether Inductor compiles it
     if options.exact:

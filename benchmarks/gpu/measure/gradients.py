@@ -92,7 +92,7 @@ MODELS: dict[str, Callable[[], Case]] = {
 
 
 class Draws(TorchDispatchMode):
-    """Lists the operators that advance a random generator, with how far."""
+    """Lists the operators that advance a random generator, with the distance."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -114,23 +114,25 @@ class Draws(TorchDispatchMode):
 
 
 def train(case: Case, run: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the loss, the gradients and the buffers after two steps from the same start."""
+    """Returns the loss, the gradients and the buffers after two steps from the same initial state."""
     torch.manual_seed(7)
     case.model.zero_grad()
     for _ in range(2):
         loss = run(case.inputs, case.labels)
         loss.backward()
     result = {"loss": loss.detach()}
-    result |= {name: one.grad.clone() for name, one in case.model.named_parameters() if one.grad is not None}
-    return result | {name: one.clone() for name, one in case.model.named_buffers()}
+    result |= {
+        name: parameter.grad.clone() for name, parameter in case.model.named_parameters() if parameter.grad is not None
+    }
+    return result | {name: buffer.clone() for name, buffer in case.model.named_buffers()}
 
 
-def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[int, float]:
+def difference(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[int, float]:
     """Returns how many tensors differ, and the largest relative error of one of them."""
     errors = [
-        float((found[name].double() - one.double()).norm() / one.double().norm().clamp_min(1e-30))
-        for name, one in expected.items()
-        if name not in found or not torch.equal(found[name], one)
+        float((actual[name].double() - tensor.double()).norm() / tensor.double().norm().clamp_min(1e-30))
+        for name, tensor in expected.items()
+        if name not in actual or not torch.equal(actual[name], tensor)
     ]
     return len(errors), max(errors, default=0.0)
 
@@ -150,7 +152,7 @@ def first_draw_apart(case: Case, run: Callable[..., torch.Tensor], plain: Callab
 def train_within(
     case: Case, loss: Callable[..., torch.Tensor], budget: str, start: dict[str, torch.Tensor]
 ) -> tuple[str, Callable[..., torch.Tensor], dict[str, torch.Tensor]]:
-    """Trains from the start. A share that the second step cannot keep, since gradients are there by then, is raised."""
+    """Trains from the initial state. Raises a share that the second step, which has gradients, cannot keep."""
     share = float(budget.removesuffix("x"))
     for _ in range(8):
         torch._dynamo.reset()
@@ -164,8 +166,8 @@ def train_within(
 
 
 def check(name: str, device: torch.device, options: argparse.Namespace) -> bool:
-    told = sys.stderr if options.json else sys.stdout
-    # Without warn_only memory-efficient attention is deterministic; convolutional models call operators that cannot be.
+    log = sys.stderr if options.json else sys.stdout
+    # Without warn_only memory-efficient attention is deterministic. Convolutional models call operators that cannot be.
     torch.use_deterministic_algorithms(True, warn_only=name not in ("bert", "gpt2"))
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -186,18 +188,18 @@ def check(name: str, device: torch.device, options: argparse.Namespace) -> bool:
         if budget == "least":
             plan = headroom.plan(loss, case.inputs, case.labels)
             budget = f"{(plan.smallest_budget - plan.before) / (plan.plain_peak - plan.before) + 1e-3:.6f}x"
-        budget, run, found = train_within(case, loss, budget, start)
-        count, error = difference(found, expected)
+        budget, run, actual = train_within(case, loss, budget, start)
+        count, error = difference(actual, expected)
         verdict = "bit-equal" if count == 0 else f"{count} of {len(expected)} tensors differ, by up to {error:.1e}"
         note = "" if repeated else "; plain PyTorch is not deterministic here"
         if options.json:
             figures = {"model": name, "asked": asked, "budget": budget, "tensors": len(expected)}
             figures |= {"different": count, "largest_difference": error, "repeatable": repeated}
             print(json.dumps(figures), flush=True)
-        print(f"{name:13} {budget!s:10} {verdict}{note}", file=told, flush=True)
+        print(f"{name:13} {budget!s:10} {verdict}{note}", file=log, flush=True)
         if count and options.draws:
             case.model.load_state_dict(start)
-            print("   ", first_draw_apart(case, run, loss), file=told, flush=True)
+            print("   ", first_draw_apart(case, run, loss), file=log, flush=True)
         holds = holds and (count == 0 or not repeated)
     return holds
 
@@ -212,8 +214,8 @@ def main() -> int:
     options = parser.parse_args()
     torch.backends.cudnn.deterministic = True
     results = [check(name, torch.device(options.device), options) for name in options.models]
-    told = sys.stderr if options.json else sys.stdout
-    print(f"{sum(results)} passed, {len(results) - sum(results)} failed", file=told)
+    log = sys.stderr if options.json else sys.stdout
+    print(f"{sum(results)} passed, {len(results) - sum(results)} failed", file=log)
     return 0 if all(results) else 1
 
 

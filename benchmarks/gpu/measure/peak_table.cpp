@@ -1,5 +1,5 @@
-// The comparison of Hong et al. 2025 on a GPU: the smallest peak that each planner reaches by choosing checkpoints,
-// predicted and measured, as a JSON object. MiB beyond what was there before the step.
+// Repeats the comparison of Hong et al. 2025 on a GPU: the smallest peak that each planner reaches by choosing checkpoints,
+// predicted and measured, as a JSON object. Peaks are in MiB, less the memory in use before the step.
 //
 //   peak_table NETWORK BATCH
 //

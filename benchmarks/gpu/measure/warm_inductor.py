@@ -1,4 +1,4 @@
-"""Fills Inductor's cache with what points of compile_curve.py compile, several of them side by side.
+"""Fills Inductor's cache with the code of several points of compile_curve.py in parallel.
 
     python benchmarks/gpu/measure/warm_inductor.py MODEL [POINT ...] [--exact POINT ...] [--jobs 10]
 
@@ -19,7 +19,7 @@ COMPILE_THREADS = 3  # Of each process.
 
 
 def curve(*arguments: str) -> int:
-    """Runs compile_curve.py; what it prints goes to standard error."""
+    """Runs compile_curve.py, with its output on standard error."""
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(COMPILE_THREADS)}
     command = [sys.executable, "-W", "ignore", CURVE, *arguments]
     return subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
@@ -37,7 +37,7 @@ def main() -> int:
     tasks += [(options.model, "--turns", "1", "--exact", point) for point in options.exact]
     with ThreadPoolExecutor(options.jobs) as pool:
         failed += sum(status != 0 for status in pool.map(lambda task: curve(*task), tasks))
-    # Choices of kernels that were timed beside other processes are made again where nothing disturbs.
+    # Repeats choices of kernels that were timed while other processes ran.
     if folder := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
         for path in Path(folder).rglob("*.best_config"):
             path.unlink(missing_ok=True)

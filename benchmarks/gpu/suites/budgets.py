@@ -76,10 +76,12 @@ def first_calls(results: Results) -> str:
     for model in MODELS:
         seconds = [results.first(name_of(model, "first", kind)).get("first_s") for kind in FIRST_CALLS]
         plain = seconds[0]
-        ratios = [cell(one / plain if one and plain else None, ".2f") for one in seconds[1:]]
-        rows.append([model, *[cell(one, ".2f") for one in seconds], *ratios])
+        ratios = [cell(time / plain if time and plain else None, ".2f") for time in seconds[1:]]
+        rows.append([model, *[cell(time, ".2f") for time in seconds], *ratios])
     budgets = FIRST_CALLS[1:]
-    return table(["model", *[f"{kind}, s" for kind in FIRST_CALLS], *[f"{one} / aot_eager" for one in budgets]], rows)
+    return table(
+        ["model", *[f"{kind}, s" for kind in FIRST_CALLS], *[f"{budget} / aot_eager" for budget in budgets]], rows
+    )
 
 
 SUITE = Suite("Budgets of real models", points(), tables, side_by_side=True)

@@ -20,14 +20,14 @@ INDUCTOR = {
 }
 EXACT = ("plain", "eager:0.6x", "torch:1.0", "inductor:0.6x")
 PACKAGES = {"resnet50": "torchvision", "gpt2": "transformers"}
-# What plain training needs and some more.
+# Somewhat more than plain training needs.
 GPU_GIB = {"resnet50": 16, "gpt2": 30}
 SCRIPT = "benchmarks/gpu/measure/compile_curve.py"
 WARM = "benchmarks/gpu/measure/warm_inductor.py"
 
 
 def kinds_of(model: str) -> list[str]:
-    """Returns what is measured of a model. The first two of PyTorch's are measured again last: their noise."""
+    """Returns the points of a model. The first two of PyTorch's are repeated at the end to show the noise."""
     inductor = [f"inductor:{budget}" for budget in INDUCTOR[model]]
     eager = ["plain", "plain:1e-7", "aot", "checkpoint", *EAGER[model]]
     return [*eager, *TORCH[model], "compile+checkpoint", *inductor, *[f"{kind}:again" for kind in TORCH[model][:2]]]
@@ -75,11 +75,11 @@ def points() -> list[Point]:
 
 
 def prepare(todo: Sequence[Point]) -> list[Point]:
-    """Compiles side by side what Inductor compiles, where that is more than a point of a model."""
+    """Compiles the points of a model that Inductor compiles in parallel, if there are several."""
     names = {point.name for point in todo}
     preparations = []
     for model in PACKAGES:
-        # What takes longest is begun first.
+        # The longest compilations start first.
         kinds = [kind for kind in kinds_of(model) if is_by_inductor(kind) and name_of(model, kind) in names]
         kinds.sort(key=lambda kind: not kind.startswith("inductor:"))
         exact = [kind for kind in EXACT if is_by_inductor(kind) and name_of(model, kind, "exact-") in names]

@@ -45,4 +45,4 @@ def tables(results: Results) -> str:
     return table(["model", *BUDGETS], rows)
 
 
-SUITE = Suite("Gradients against plain PyTorch's", [point_of(*one) for one in MODELS.items()], tables)
+SUITE = Suite("Gradients against plain PyTorch's", [point_of(*model) for model in MODELS.items()], tables)

@@ -133,7 +133,7 @@ def checkpoints_table(results: Results) -> str:
     for network, batch in CHECKPOINTED.items():
         figures = results.first(name_of("checkpoints", network, batch))
         peaks = [figures.get(column) for column in columns]
-        cells = [one and f"{one['predicted_mib']:.0f} / {one['measured_mib']:.0f}" for one in peaks]
+        cells = [peak and f"{peak['predicted_mib']:.0f} / {peak['measured_mib']:.0f}" for peak in peaks]
         rows.append([f"{network} ({batch})", cell(figures.get("plain_mib"), ".0f"), *map(cell, cells)])
     return table(["network (batch)", "plain", *columns], rows)
 

@@ -19,7 +19,7 @@ def tables(results: Results) -> str:
     rows = []
     for point in results.suite.points:
         figures = results.first(point.name)
-        rows.append([point.name, *[cell(figures.get(what)) for what in ("passed", "failed", "skipped")]])
+        rows.append([point.name, *[cell(figures.get(outcome)) for outcome in ("passed", "failed", "skipped")]])
     return table(["samples", "passed", "failed", "skipped"], rows)
 
 

@@ -21,7 +21,7 @@ def tables(results: Results) -> str:
     rows = []
     for point in results.suite.points:
         figures = results.first(point.name)
-        rows.append([point.name, *[cell(figures.get(what)) for what in ("passed", "failed")]])
+        rows.append([point.name, *[cell(figures.get(outcome)) for outcome in ("passed", "failed")]])
     return table(["programs", "passed", "failed"], rows)
 
 

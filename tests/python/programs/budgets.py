@@ -1,4 +1,4 @@
-"""Compiles a program once, and runs it in several budgets. What this needs of headroom's internals is here."""
+"""Compiles a program once, and runs it in several budgets. Only this file uses internals of headroom."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headroom.settings import Settings
 
 @contextlib.contextmanager
 def smallest_kernel_plans() -> Iterator[None]:
-    """Has steps of Inductor's kernels run by their smallest plans, whatever peaks these have.
+    """Makes steps of Inductor's kernels run by their smallest plans, whatever their peaks.
 
     Kernels of tiny graphs allocate more than their plans predict, so that every budget that forces a choice is refused.
     """
@@ -48,26 +48,26 @@ class Budgeted:
         return compile_graph(gm, inputs, self.settings, on_step=self.steps.append)
 
     def is_all_planned(self) -> bool:
-        """Returns whether every graph takes a gradient; the results of others are outside of all plans."""
+        """Returns whether every graph takes a gradient. The results of others are outside of all plans."""
         return 0 < self.graph_count == len(self.steps)
 
     def roots(self) -> list[Place]:
-        """Returns what is known of the graphs that a step has entered with no other in flight."""
+        """Returns the states of the graphs that a step has entered while no other was in flight."""
         known = flights_on(self.device).roots
         return [known[step] for step in self.steps if step in known]
 
     def smallest_share(self) -> float:
-        """Returns the smallest share of storing everything that all graphs can keep to, in their first step too."""
+        """Returns the smallest share of storing everything that all graphs can keep, including their first step."""
         places = [place for root in self.roots() for place in (root, Place(root.step))]
         shares = [place.smallest_bytes() / max(place.store_all_bytes(), 1) for place in places]
         return max(shares, default=1.0)
 
     def store_all_bytes(self) -> int:
-        """Returns what a step that stores everything is predicted to add; shares are of that."""
+        """Returns the memory that a step that stores everything is predicted to add, of which shares are taken."""
         return max([place.store_all_bytes() for place in self.roots()], default=0)
 
     def set_budget(self, budget: int | str) -> None:
-        """Changes the budget, and forgets what earlier runs have learned."""
+        """Changes the budget, and forgets the measurements of earlier runs."""
         self.settings = Settings(budget)
         known = flights_on(self.device).roots
         for step in self.steps:

@@ -1,4 +1,4 @@
-"""Random programs: what a step does around the compiled modules."""
+"""Random programs: the part of a step around the compiled modules."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class StepWriter:
         return [call]
 
     def idle_forward(self) -> None:
-        """Runs a forward without a backward, or one that needs none."""
+        """Runs a forward without a backward, or one that does not need any."""
         self.traits.add("irregular")
         net = self.rng.randrange(len(self.nets))
         source = f"{self.rng.choice(self.inputs)}.clone()"
@@ -160,7 +160,7 @@ class StepWriter:
             self.say(f"net{net}.train()")
 
     def change(self) -> None:
-        """Changes a tensor of the user's between forward and backward."""
+        """Changes a tensor of the user between forward and backward."""
         self.traits |= {"irregular", "user change"}
         call = self.rng.choice(self.calls)
         targets = [f"{self.rng.choice(self.inputs)}.mul_(1.5)", f"first_of(net{call.net}).add_(0.1)"]
@@ -312,7 +312,7 @@ def write_threads(rng: random.Random, seed: int) -> Program:
         setup += [Statement(f"net{position} = {net.name}()"), Statement(f"run{position} = compile(net{position})")]
         setup.append(Statement(f"x{position} = torch.randn(32, 16, requires_grad=True)"))
         outputs = ["y", *["_"] * (net.output_count - 1)]
-        # Dynamo compiles anew for another number of threads, which is each thread's own.
+        # Dynamo recompiles for another number of threads, and each thread has its own number.
         body = [Statement("torch.set_num_threads(1)")]
         body.append(Statement(f"{', '.join(outputs)} = run{position}(x{position} * 1.5)"))
         body.append(Statement(f"(x{position} + y).square().mean().backward()"))

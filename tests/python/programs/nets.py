@@ -42,7 +42,7 @@ IN_PLACE = (
     "{h}[3] = 0.0",
     "{h}.copy_({other}.tanh())",
 )
-# After these nobody reads what was there before: a compiled step need not run the operator that made it.
+# Nothing reads the old contents after these: a compiled step need not run the operator that computed them.
 OVERWRITES = ("{h}.zero_().add_({other})", "{h}.copy_({other}.tanh())")
 # Views, copies and repetitions of the first output and of the input, as further outputs.
 EXTRA_OUTPUTS = (
@@ -208,7 +208,7 @@ class NetWriter:
             self.make(f"{self.h} / {buffer}.clone()")
 
     def fragile(self) -> None:
-        """As the first statement: a step that raises there has changed nothing."""
+        """Raises as the first statement, where a step has not changed anything yet."""
         self.is_fragile = True
         self.make(f"fragile({self.h})")
 

@@ -1,4 +1,4 @@
-"""What every program uses. Printed scripts contain this file."""
+"""Helpers of every program. Printed scripts contain this file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def array_of(tensor: torch.Tensor) -> Any:
 
 
 class Log:
-    """What a program has computed, and by step its peak in bytes beyond what was allocated before the step."""
+    """The results of a program, and the peak of each step, less the bytes allocated before the step."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[int, str, Any]] = []
@@ -69,7 +69,7 @@ class Log:
         self.meter.reset_peak()
 
     def end_step(self) -> None:
-        """Called after the last backward of a step: what the optimizer takes is no part of a budget."""
+        """Must be called after the last backward of a step: budgets do not include the optimizer's memory."""
         self.peaks.append(self.meter.peak_bytes())
         self.added.append(self.peaks[-1] - self.before_bytes)
 
@@ -108,7 +108,7 @@ def bytes_left_by(program: Callable[[Compile, Log], None], compiler: Compile, lo
     before_bytes = headroom.current_bytes(DEVICE)
     program(compiler, log)
     if headroom.current_bytes(DEVICE) != before_bytes:
-        # After an error, autograd's queue holds what was ready to run until the next backward.
+        # After an error, autograd's queue holds its pending tasks until the next backward.
         torch.ones(1, device=DEVICE, requires_grad=True).sum().backward()
         gc.collect()
     return headroom.current_bytes(DEVICE) - before_bytes

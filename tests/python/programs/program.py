@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Statement:
-    """A line of Python, with the lines inside it where it opens a block."""
+    """A line of Python, with the lines of its block if it opens one."""
 
     text: str
     body: list[Statement] | None = None
@@ -69,7 +69,7 @@ class Program:
         ]
         seed = Statement(f"torch.manual_seed({self.seed})")
         main = [seed, Statement("with torch.device(DEVICE):", self.setup)]
-        # A function, so that what a step leaves in its variables is freed before the next.
+        # A function, so that the variables of a step are freed before the next.
         main += [Statement("def train(step: int) -> None:", self.step)]
         main += [Statement(f"for step in range({self.steps}):", loop), *self.after]
         classes = "\n\n".join(net.source() for net in self.nets)

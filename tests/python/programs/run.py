@@ -21,21 +21,21 @@ from programs.budgets import Budgeted, smallest_kernel_plans
 from programs.compare import ROUNDING, TRACED_ARITHMETIC, Failure, Rules, difference, distances
 from programs.program import Program
 
-# A program in which plain PyTorch raises one of these is meant to.
+# Errors that plain PyTorch raises in a program on purpose.
 EXPECTED_ERRORS = ("Boom", prelude.IN_PLACE)
 # With Inductor a program is run in one of these, by its seed: compiling takes nearly all the time.
 INDUCTOR_BUDGETS = (None, "least", "1x", "least")
-# By what share rounding moves a number at most, and how far from plain PyTorch values may be, as a multiple of how far
-# that moves them.
+# The maximum relative error of rounding a number, and the limit of differences from plain PyTorch, as a multiple of the
+# changes that such errors cause.
 UNIT = {"float32": 2**-23, "bfloat16": 2**-8}
 NOISE_FACTOR = 10
-# Steps at the start of a run in which the peak may exceed the budget: what happens around graphs is being learned.
+# Steps at the start of a run in which the peak may exceed the budget, because memory around graphs is being measured.
 LEARNING_STEPS = 2
 
 
 @dataclass
 class Options:
-    """Where and how to run."""
+    """The configuration of a run."""
 
     device: str = "cpu"
     kernels: str = "eager"
@@ -53,7 +53,7 @@ PYTORCH_ERRORS = (
 
 @dataclass
 class Result:
-    """What came of a program."""
+    """The outcome of a program."""
 
     status: str  # "passed", "failed" or "invalid": plain PyTorch refuses it
     failures: list[Failure] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Runner:
         self.options = options
         self.function = load(program, options.device)
         self.is_traced_arithmetic = False
-        self.traced: prelude.Log | None = None  # what PyTorch's own backend computes, if that was asked
+        self.traced: prelude.Log | None = None  # results of PyTorch's own backend, if it has run
 
     def run(self, compiler: Any) -> tuple[prelude.Log, int]:
         log = prelude.Log()
@@ -126,8 +126,8 @@ class Runner:
 
     def result(self) -> Result:
         torch._dynamo.reset()
-        gc.collect()  # What is freed in the middle of a run would change what it adds.
-        gc.freeze()  # Later collections need not look at what earlier programs have left.
+        gc.collect()  # Objects freed during a run would change the memory that it adds.
+        gc.freeze()  # Later collections skip objects of earlier programs.
         try:
             plain, plain_left = self.run(lambda function: function)
         except Exception as error:
@@ -165,7 +165,7 @@ class Runner:
     def check_bytes(
         self, budgeted: Budgeted, plain: prelude.Log, store_all: prelude.Log, failures: list[Failure]
     ) -> None:
-        """Runs the program in a number of bytes: nothing on the device may exceed it, whatever is around graphs."""
+        """Runs the program in a budget of bytes, which the whole device must keep."""
         if "threads" in self.program.traits or store_all.errors or len(store_all.peaks) <= LEARNING_STEPS:
             return
         added = max(store_all.added[LEARNING_STEPS:])
@@ -178,13 +178,13 @@ class Runner:
             failures.append(Failure("error", f"{type(error).__name__}: {error}"[:2000], f"{budget} bytes"))
             return
         if any(kind == "BudgetError" for kind, _ in log.errors.values()):
-            return  # Of several graphs in a row, a later one can have no room left.
+            return  # The last of several graphs can have no memory left.
         budget_name = f"{budget} bytes"
         failure = self.difference(plain, log, store_all, may_refuse=True)
         if failure is not None:
             failures.append(replace(failure, budget=budget_name))
         peak = max(log.peaks[LEARNING_STEPS:], default=0)
-        # What runs before any graph is in flight keeps to no budget, nor does what the step before left in flight.
+        # Code before the first graph in flight keeps to no budget, nor do graphs in flight from the step before.
         is_planned = budgeted.is_all_planned() and not self.program.traits & {"eager part", "in flight between steps"}
         if peak > budget and is_planned and failure is None and max(log.warned_steps, default=0) < LEARNING_STEPS:
             failures.append(Failure("peak", f"{peak} bytes in a step after the second", budget_name))
@@ -199,7 +199,7 @@ class Runner:
         *,
         may_be_too_small: bool = False,
     ) -> prelude.Log | None:
-        """Runs the program in a budget and appends what is wrong; returns its log if that is as in plain PyTorch."""
+        """Runs the program in a budget and appends differences. Returns its log if it agrees with plain PyTorch."""
         try:
             log, left_bytes = self.run(compiler)
         except Exception as error:
@@ -207,11 +207,11 @@ class Runner:
             return None
         failure = self.difference(plain, log, store_all, may_refuse=budget != "1x")
         if failure is not None:
-            # Until all is learned that happens around graphs, the smallest budgets may be too small.
+            # Until memory around graphs is measured, the smallest budgets may be too small.
             if not (failure.is_refusal and may_be_too_small):
                 failures.append(replace(failure, budget=budget))
             return None
-        # In the run that compiles, what the compiled graphs keep is not told apart from what they leak.
+        # In the run that compiles, memory that the graphs keep cannot be distinguished from leaks.
         if left_bytes > 0 and store_all is not None:
             failures.append(Failure("leak", f"{left_bytes} bytes are left", budget))
         is_planned = store_all is not None and compiler.is_all_planned() and "irregular" not in self.program.traits
@@ -225,7 +225,7 @@ class Runner:
     def difference(
         self, plain: prelude.Log, log: prelude.Log, store_all: prelude.Log | None, *, may_refuse: bool
     ) -> Failure | None:
-        """Returns the first difference from plain PyTorch, or, where tracing rounds differently, from the budget 1x."""
+        """Returns the first difference from plain PyTorch or, if tracing rounds differently, from the budget 1x."""
         traits = self.program.traits
         is_exact = self.options.kernels == "eager"
         rules = self.rules(0.0 if is_exact else ROUNDING["bfloat16"], may_refuse=may_refuse)
@@ -251,7 +251,7 @@ class Runner:
         )
 
     def noise(self, plain: prelude.Log) -> dict[tuple[int, str], float]:
-        """Returns how far the values of the program move where results of its modules are rounded differently.
+        """Returns how far the values of the program change if results of its modules are rounded differently.
 
         A gradient that is zero but for rounding has no bits that count, nor has what Adam makes of it.
         """
@@ -260,7 +260,7 @@ class Runner:
         return {key: NOISE_FACTOR * value for key, value in distances(plain, perturbed).items()}
 
     def is_as_traced(self, log: prelude.Log, rules: Rules, close: Rules) -> bool:
-        """Returns whether PyTorch's own backend gives the same, or raises in the same steps.
+        """Returns whether PyTorch's own backend agrees, or raises in the same steps.
 
         Where a program is ill-conditioned, what tracing rounds differently is no small difference. And the traced
         graphs see changes of buffers in place that plain PyTorch does not notice, such as those of batch norms.
@@ -276,7 +276,7 @@ class Runner:
         return difference(self.traced, log, rules, close) is None
 
     def check_inductor(self, plain: prelude.Log) -> list[Failure]:
-        """Compares with Inductor's kernels: values but for rounding, and no peaks, which tests of their own look at.
+        """Compares values of Inductor's kernels up to rounding. Other tests compare their peaks.
 
         Random numbers are drawn as in plain PyTorch. "least" is the smallest plan, whatever its real peak.
         """

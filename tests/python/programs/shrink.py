@@ -59,7 +59,7 @@ def simplifications(program: Program) -> Iterator[Change]:
 
 
 def deletions(program: Program) -> Iterator[Change]:
-    """Returns functions that each delete statements in a row, the last ones first, since they use earlier ones."""
+    """Returns functions that each delete consecutive statements, the last ones first, since they use earlier ones."""
     for number, statements in enumerate(blocks(program)):
         count = len(statements)
         while count >= 1:

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 
 @dataclass
 class Report:
-    """What a worker says of one seed."""
+    """The report of a worker on one seed."""
 
     seed: int
     status: str
@@ -51,7 +51,7 @@ def examine(seed: int, arguments: argparse.Namespace) -> Report:
 
 
 def work(connection: Connection, arguments: argparse.Namespace) -> None:
-    """Examines each seed that comes, until None does."""
+    """Examines each seed of the queue, until None."""
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="headroom-programs-")
     import torch
     from torch._inductor import config
@@ -87,7 +87,7 @@ class Worker:
         self.examined = 0
 
     def give(self, seed: int) -> None:
-        # Dynamo and AOTAutograd keep something of every program: a fresh process is faster after many of them.
+        # Dynamo and AOTAutograd keep state of every program, so that a new process is faster after many of them.
         if self.examined == self.arguments.programs_per_process:
             self.stop()
             self.start()
@@ -97,7 +97,7 @@ class Worker:
         self.connection.send(seed)
 
     def take(self) -> Report | None:
-        """Returns what came of the seed, if that is known."""
+        """Returns the report on the seed, if it is done."""
         report = None
         if self.connection.poll():
             try:
