@@ -7,7 +7,7 @@ import dataclasses
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -116,9 +116,7 @@ def _modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
             module.training = training
 
 
-def _stage_of(
-    group: Sequence[tuple[str, nn.Module]], autocast: _Autocast
-) -> tuple[str, Callable[..., Any], list, list]:
+def _stage_of(group: Sequence[tuple[str, nn.Module]], autocast: _Autocast) -> _C.Stage:
     modules = nn.ModuleList([stage for _, stage in group])
     name = " + ".join(name for name, _ in group)
     modes = [(module, module.training) for module in modules.modules() if module is not modules]
@@ -136,7 +134,7 @@ def _stage_of(
         return value
 
     parameters = [parameter for parameter in modules.parameters() if parameter.requires_grad]
-    return name, run, parameters, list(modules.buffers())
+    return _C.Stage(name=name, run=run, parameters=parameters, buffers=list(modules.buffers()))
 
 
 class _Planned:
