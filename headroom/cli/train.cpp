@@ -23,8 +23,8 @@
 #include "headroom/plan/chain/checkpoints.h"
 #include "headroom/report/page.h"
 #include "headroom/runtime/join.h"
-#include "headroom/runtime/kernels.h"
 #include "headroom/runtime/meter.h"
+#include "headroom/runtime/state.h"
 #include "headroom/runtime/train.h"
 #include "headroom/zoo/zoo.h"
 
@@ -315,23 +315,24 @@ TrainingStep planned(const MeasuredStep& measured, const TrainArguments& argumen
   return found.step;
 }
 
-/// The graph by which predict() judges the step, resident values being all that is on the device all along: the
-/// simulator gives the device's bytes.
-Graph device_graph(const MeasuredStep& measured, const TrainingStep& step) {
-  const Graph graph = graph_for(measured.step, measured.measured.costs, step.schedule());
-  GraphSpec spec = graph.spec();
-  spec.values[0].bytes += measured.before_bytes + step.beside_bytes() - graph.resident_bytes();
+/// The step by which predict() judges it, resident values being all that is on the device all along: the simulator gives
+/// the device's bytes.
+StepGraph device_step(const MeasuredStep& measured, const TrainingStep& step) {
+  StepGraph device = step_for(measured.step, measured.measured.costs, step.schedule());
+  const int64_t more_bytes = measured.before_bytes + step.beside_bytes() - device.graph.resident_bytes();
+  GraphSpec spec = device.graph.spec();
+  spec.values[0].bytes += more_bytes;
   HEADROOM_ASSERT(spec.values[0].resident && spec.values[0].bytes >= 0);
-  return Graph(std::move(spec));
+  device.graph = Graph(std::move(spec));
+  if (device.chain) device.chain->resident_bytes += more_bytes;
+  return device;
 }
 
-/// As a chain where it is one and a chain's file can say it, with the nodes' names.
-std::string graph_file_of(const Graph& graph, const Network& network) {
-  std::optional<ChainMatch> match = find_chain(graph);
+/// As a chain where it is one and a chain's file can say it.
+std::string graph_file_of(const StepGraph& step) {
   const auto says_more = [](const Stage& stage) { return stage.record_workspace_bytes.has_value(); };
-  if (!match || std::ranges::any_of(match->chain.stages, says_more)) return write_json(graph);
-  for (size_t i = 0; i < match->chain.stages.size(); ++i) match->chain.stages[i].name = network.nodes()[i].name;
-  return write_json(match->chain);
+  if (!step.chain || std::ranges::any_of(step.chain->stages, says_more)) return write_json(step.graph);
+  return write_json(*step.chain);
 }
 
 std::vector<std::string> nodes_of_ops(const MeasuredStep& measured) {
@@ -353,16 +354,16 @@ void describe(TrainReport& report, const MeasuredStep& measured) {
   report.store_all_time_ns = store_all_step.time_ns;
 }
 
-void write_report(const TrainArguments& arguments, const TrainReport& report, const Graph& graph,
+void write_report(const TrainArguments& arguments, const TrainReport& report, const StepGraph& step,
                   const Schedule& schedule, const std::vector<std::string>& nodes, const MeasuredMemory& memory) {
   const Progress progress("planning for comparison");
-  ReportInput input{graph, schedule};
+  ReportInput input{step.graph, schedule};
   input.budget_bytes = report.budget_bytes;
   input.planner = report.planner.value_or("given checkpoints");
   input.status = report.status;
   input.modules = nodes;
   input.measured = report_measurement(report, schedule, memory);
-  input.fronts = make_report_fronts(make_problem(graph), limits_of(arguments));
+  input.fronts = make_report_fronts(make_problem(step), limits_of(arguments));
   write_file_atomically(*arguments.report_file, make_report_page(write_report_data(input)));
 }
 
@@ -397,8 +398,9 @@ ExitStatus train(const TrainArguments& arguments) {
   const Simulation prediction = predict(measured, step);
   report.predicted_peak_bytes = prediction.peak_bytes;
   report.predicted_time_ns = prediction.time_ns;
-  const Graph graph = device_graph(measured, step);
-  if (arguments.graph_file) write_file_atomically(*arguments.graph_file, graph_file_of(graph, step.network()));
+  const StepGraph device = device_step(measured, step);
+  const Graph& graph = device.graph;
+  if (arguments.graph_file) write_file_atomically(*arguments.graph_file, graph_file_of(device));
   if (arguments.schedule_file) write_file_atomically(*arguments.schedule_file, write_json(graph, step.schedule()));
 
   MeasuredMemory memory;
@@ -408,7 +410,7 @@ ExitStatus train(const TrainArguments& arguments) {
     write_file_atomically(
         *arguments.trace_file,
         train_trace(graph, step.schedule(), prediction, nodes_of_ops(measured), memory).dump() + "\n");
-  if (arguments.report_file) write_report(arguments, report, graph, step.schedule(), nodes_of_ops(measured), memory);
+  if (arguments.report_file) write_report(arguments, report, device, step.schedule(), nodes_of_ops(measured), memory);
   std::cout << (arguments.json ? to_json(report).dump() + "\n" : to_text(report));
   if (!arguments.json && arguments.chart)
     std::cout << "\n"

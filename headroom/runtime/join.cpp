@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <map>
-#include <sstream>
 
 #include "headroom/core/quote.h"
 #include "headroom/runtime/kernels.h"
+#include "headroom/runtime/state.h"
 
 namespace headroom {
 namespace {
@@ -140,17 +140,17 @@ Traits find_traits(const Network& network, const Tensors& inputs) {
   for (size_t n = 0; n < network.nodes().size(); ++n) {
     const NetworkNode& node = network.nodes()[n];
     Tensors arguments;
-    std::vector<uint64_t> versions;
+    std::vector<int64_t> versions;
     for (const Wire wire : node.inputs) {
       arguments.push_back(values[index(wire)]);
-      versions.push_back(static_cast<uint64_t>(arguments.back()._version()));
+      versions.push_back(version_of(arguments.back()));
     }
     watch.begin(arguments);
     const torch::Tensor output = forward_node(node, arguments, true);
     traits.effects.push_back(watch.end());
     if (!output.defined()) throw InvalidInput("node " + quote(node.name) + " returns no tensor");
     for (size_t k = 0; k < arguments.size(); ++k) {
-      const bool changed = static_cast<uint64_t>(arguments[k]._version()) != versions[k];
+      const bool changed = version_of(arguments[k]) != versions[k];
       const size_t wire = index(node.inputs[k]);
       if (wire >= inputs.size()) {
         if (changed || output.is_alias_of(arguments[k])) joins.push_back({wire - inputs.size(), n});
@@ -190,10 +190,8 @@ Network with_side_effects(const Network& network, const std::vector<SideEffects>
       if (is_alias_in(written, tensor)) {
         node.buffers.push_back(tensor);
       } else if (!is_alias_in(node.parameters, tensor) && !tensor.is_inference()) {
-        std::ostringstream text;
-        text << tensor.toString() << " " << tensor.sizes();
-        node.reads.push_back(
-            {tensor.storage().getWeakStorageImpl(), tensor.unsafeGetTensorImpl()->version_counter(), text.str()});
+        node.reads.push_back({tensor.storage().getWeakStorageImpl(), tensor.unsafeGetTensorImpl()->version_counter(),
+                              type_and_shape(tensor)});
       }
     }
     result.add_node(std::move(node));

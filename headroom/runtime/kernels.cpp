@@ -1,7 +1,5 @@
 #include "headroom/runtime/kernels.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -11,11 +9,10 @@
 #include <torch/custom_class.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <sstream>
-#include <typeinfo>
 
 #include "headroom/core/quote.h"
+#include "headroom/runtime/frame.h"
 
 namespace headroom {
 namespace {
@@ -28,19 +25,13 @@ std::string describe(const NetworkNode& node, const char* work, const Tensors& i
   return text.str();
 }
 
-/// Runs `function`, and adds to its exception which node failed and on which shapes. The exception keeps its type.
+/// Runs `function`, and adds to its exception which node failed and on which shapes.
 template <typename Function>
 auto named(const NetworkNode& node, const char* work, const Tensors& inputs, Function function) {
   try {
     return function();
-  } catch (c10::Error& error) {
-    error.add_context(describe(node, work, inputs));
-    throw;
-  } catch (const std::exception& error) {
-    if (typeid(error) == typeid(std::runtime_error))
-      throw std::runtime_error(describe(node, work, inputs) + ": " + error.what());
-    if (node.annotate_error) node.annotate_error(describe(node, work, inputs));
-    throw;
+  } catch (const std::exception&) {
+    rethrow_with(describe(node, work, inputs), node.annotate_error);
   }
 }
 
@@ -100,38 +91,6 @@ class HooksAside {
   Tensors tensors_;
   std::vector<std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>> hooks_;
 };
-
-at::Generator default_generator(torch::Device device) { return at::globalContext().defaultGenerator(device); }
-
-/// Returns whether two generators have the same state. On the CPU it makes no state tensors, which would count as
-/// memory of the step.
-bool have_same_state(const at::Generator& one, const at::Generator& two) {
-  if (!one.device().is_cpu()) return one.get_state().equal(two.get_state());
-  auto* first = at::check_generator<at::CPUGeneratorImpl>(one);
-  auto* second = at::check_generator<at::CPUGeneratorImpl>(two);
-  const at::mt19937_data_pod state = first->engine().data();
-  const at::mt19937_data_pod other = second->engine().data();
-  return state.seed_ == other.seed_ && state.left_ == other.left_ && state.next_ == other.next_ &&
-         state.state_ == other.state_ && first->next_float_normal_sample() == second->next_float_normal_sample() &&
-         first->next_double_normal_sample() == second->next_double_normal_sample();
-}
-
-/// Returns the bytes of a tensor's storage as a tensor.
-torch::Tensor bytes_of(const torch::Tensor& tensor) {
-  const c10::Storage& storage = tensor.storage();
-  return at::empty({0}, at::TensorOptions().dtype(at::kByte).device(tensor.device()))
-      .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
-}
-
-void swap_memory(const c10::Storage& storage, const c10::Storage& other) {
-  at::DataPtr memory = storage.set_data_ptr(at::DataPtr());
-  memory = other.set_data_ptr(std::move(memory));
-  storage.set_data_ptr(std::move(memory));
-}
-
-void swap_memory(const Tensors& tensors, const Tensors& others) {
-  for (size_t i = 0; i < others.size(); ++i) swap_memory(tensors[i].storage(), others[i].storage());
-}
 
 std::vector<std::shared_ptr<torch::nn::Module>> all_modules(const NetworkNode& node) {
   std::vector<std::shared_ptr<torch::nn::Module>> modules;
@@ -204,89 +163,6 @@ NodeGradients backward_node(const NetworkNode& node, Tape tape, torch::Tensor gr
   return sums;
 }
 
-RandomState RandomState::now(torch::Device device, const std::vector<at::Generator>& generators) {
-  std::vector<at::Generator> all = generators;
-  all.push_back(default_generator(torch::kCPU));
-  if (!device.is_cpu()) all.push_back(default_generator(device));
-  return of(all);
-}
-
-RandomState RandomState::of(const std::vector<at::Generator>& generators) {
-  RandomState state;
-  for (at::Generator generator : generators) {
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    state.saved_.push_back({generator, generator.clone()});
-  }
-  return state;
-}
-
-void RandomState::restore() const {
-  for (const Saved& saved : saved_) {
-    at::Generator generator = saved.generator;
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    if (!generator.device().is_cpu()) {
-      generator.set_state(saved.copy.get_state());
-      continue;
-    }
-    // A state tensor would count as memory of the step.
-    auto* to = at::check_generator<at::CPUGeneratorImpl>(generator);
-    auto* from = at::check_generator<at::CPUGeneratorImpl>(saved.copy);
-    to->set_engine(from->engine());
-    to->set_next_float_normal_sample(from->next_float_normal_sample());
-    to->set_next_double_normal_sample(from->next_double_normal_sample());
-  }
-}
-
-bool RandomState::operator==(const RandomState& other) const {
-  return std::ranges::equal(saved_, other.saved_, [](const Saved& one, const Saved& two) {
-    return one.generator == two.generator && have_same_state(one.copy, two.copy);
-  });
-}
-
-std::unique_lock<std::recursive_mutex> lock_random() {
-  static std::recursive_mutex mutex;
-  return std::unique_lock(mutex);
-}
-
-int64_t version_of(const torch::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
-
-void set_version(const torch::Tensor& tensor, int64_t version) {
-  if (tensor.is_inference()) return;
-  c10::VariableVersion counter = tensor.unsafeGetTensorImpl()->version_counter();
-  counter.set_version(version);
-}
-
-torch::Tensor copy_memory(const torch::Tensor& tensor) {
-  const at::NoGradGuard no_grad;
-  return bytes_of(tensor).clone();
-}
-
-void copy_memory_to(const torch::Tensor& to, const torch::Tensor& from) {
-  const at::NoGradGuard no_grad;
-  bytes_of(to).copy_(bytes_of(from));
-}
-
-EarlierState::EarlierState(torch::Device device, const std::optional<RandomState>& random, Tensors buffers,
-                           const Tensors& then, const std::vector<int64_t>& versions,
-                           const std::vector<at::Generator>& generators)
-    : buffers_(std::move(buffers)), then_(then) {
-  if (random) {
-    random_now_ = RandomState::now(device, generators);
-    random->restore();
-  }
-  swap_memory(buffers_, then_);
-  for (size_t i = 0; i < versions.size(); ++i) {
-    versions_now_.push_back(version_of(buffers_[i]));
-    set_version(buffers_[i], versions[i]);
-  }
-}
-
-EarlierState::~EarlierState() {
-  for (size_t i = 0; i < versions_now_.size(); ++i) set_version(buffers_[i], versions_now_[i]);
-  swap_memory(buffers_, then_);
-  if (random_now_) random_now_->restore();
-}
-
 std::vector<bool> training_modes(const NetworkNode& node) {
   std::vector<bool> modes;
   for (const auto& module : all_modules(node)) modes.push_back(module->is_training());
@@ -298,41 +174,8 @@ EarlierModes::EarlierModes(const NetworkNode& node, const std::vector<bool>& mod
   set_training_modes(node, modes);
 }
 
-EarlierModes::~EarlierModes() { set_training_modes(node_, now_); }
-
-KeptState::KeptState(Tensors buffers, torch::Device device, const std::vector<at::Generator>& generators)
-    : device_(device),
-      generators_(generators),
-      random_(RandomState::now(device, generators)),
-      buffers_(std::move(buffers)),
-      saved_(copy_buffers(buffers_)) {
-  for (const torch::Tensor& buffer : buffers_) versions_.push_back(version_of(buffer));
-}
-
-void KeptState::restore() const {
-  random_.restore();
-  restore_buffers(buffers_, saved_);
-  for (size_t i = 0; i < buffers_.size(); ++i) set_version(buffers_[i], versions_[i]);
-}
-
-bool KeptState::random_has_changed() const { return !(RandomState::now(device_, generators_) == random_); }
-
-bool KeptState::buffers_have_changed() const {
-  for (size_t i = 0; i < buffers_.size(); ++i)
-    if (version_of(buffers_[i]) != versions_[i] || !buffers_[i].equal(saved_[i])) return true;
-  return false;
-}
-
-Tensors copy_buffers(const Tensors& buffers) {
-  Tensors copies;
-  for (const torch::Tensor& buffer : buffers) copies.push_back(buffer.detach().clone());
-  return copies;
-}
-
-void restore_buffers(const Tensors& buffers, const Tensors& saved) {
-  const at::NoGradGuard no_grad;
-  // variable_data() has a version counter of its own.
-  for (size_t i = 0; i < saved.size(); ++i) buffers[i].variable_data().copy_(saved[i]);
+EarlierModes::~EarlierModes() {
+  run_without_throwing([this] { set_training_modes(node_, now_); });
 }
 
 }  // namespace headroom

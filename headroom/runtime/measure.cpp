@@ -12,6 +12,7 @@
 #include "headroom/runtime/join.h"
 #include "headroom/runtime/kernels.h"
 #include "headroom/runtime/meter.h"
+#include "headroom/runtime/state.h"
 
 namespace headroom {
 namespace {

@@ -31,7 +31,7 @@ struct MeasureOptions {
 ///
 /// Throws InvalidInput for a node that returns no tensor, changes an input of the network in place, or returns another
 /// shape or allocates differently from one run to the next; the message names the node. An exception of a node itself
-/// becomes a std::runtime_error with its name and shapes.
+/// keeps its type, and names the node and the shapes.
 MeasuredNetwork measure(const Network& network, const Tensors& inputs, const MeasureOptions& options = {});
 
 }  // namespace headroom

@@ -40,8 +40,8 @@ struct NetworkNode {
   Tensors buffers;
   std::vector<std::shared_ptr<torch::nn::Module>> modules;  ///< Modules that own them; none for a plain callable.
 
-  /// Adds context to the exception that is being handled, if the exception's type belongs to another language. May be
-  /// empty.
+  /// Adds context to the exception that is being handled, if the exception's type belongs to another language. May
+  /// throw another exception in its place. May be empty.
   std::function<void(const std::string& context)> annotate_error = {};
 
   // measure() fills in what forward uses besides the lists above. It adds captured tensors that forwards write to

@@ -9,7 +9,6 @@
 #include <sstream>
 
 #include "headroom/core/quote.h"
-#include "headroom/runtime/kernels.h"
 
 namespace headroom {
 namespace {
@@ -35,23 +34,15 @@ bool is_storage_of(const Tensors& tensors, const WeakStorage& storage) {
 
 }  // namespace
 
-/// The state of one step in flight.
-class OpStep::Frame {
+/// A step in flight with its tensors. Runs below autograd: there, views of the frame's tensors hold no reference to their
+/// base, so that use counts are those of the frame.
+class OpFrame final : public Frame {
  public:
-  explicit Frame(std::shared_ptr<const OpStep> step)
-      : owner_(std::move(step)),
-        step_(*owner_),
+  explicit OpFrame(const std::shared_ptr<const OpStep>& step)
+      : Frame({step, &step->plan_}, step->program_->device),
+        step_(*step),
         tensors_(step_.program_->value_of_tensor.size()),
-        outputs_(step_.program_->forward_outputs.size()),
-        random_(step_.program_->calls.size()) {}
-
-  /// Frees all tensors of the step.
-  void release() {
-    tensors_.clear();
-    outputs_.clear();
-    random_.clear();
-    versions_.clear();
-  }
+        outputs_(step_.program_->forward_outputs.size()) {}
 
   void set_inputs(const std::vector<int>& places, Tensors& inputs) {
     for (size_t i = 0; i < places.size(); ++i)
@@ -90,13 +81,9 @@ class OpStep::Frame {
     for (const auto& [number, version, counter] : versions_) {
       if (counter.current_version() == version) continue;
       const torch::Tensor& changed = tensors_[static_cast<size_t>(number)];
-      std::ostringstream text;
-      if (changed.defined()) text << "[" << changed.toString() << " " << changed.sizes() << "]";
       const Value& value = step_.program_->graph.value(static_cast<ValueId>(value_of(number)));
-      TORCH_CHECK(false,
-                  "one of the variables needed for gradient computation has been modified by an inplace operation: ",
-                  text.str(), " is at version ", counter.current_version(), "; expected version ", version,
-                  " instead. headroom's plan reads it in backward, as ", quote(value.name), ".");
+      throw_changed_in_place(changed.defined() ? type_and_shape(changed) : "a tensor", counter.current_version(),
+                             version, "headroom's plan reads it in backward, as " + quote(value.name) + ".");
     }
   }
 
@@ -107,40 +94,33 @@ class OpStep::Frame {
     return outputs;
   }
 
-  void run_to(size_t end) {
-    const at::NoGradGuard no_grad;
-    // Below autograd, views of the frame's tensors hold no reference to their base, so that use counts are those of the
-    // frame.
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const OpProgram& program = *step_.program_;
-    for (; next_ < end; ++next_) {
-      const Step& step = step_.schedule_.steps[next_];
-      if (!step.is_run()) {
-        drop(step.value());
-        continue;
-      }
-      if (program.call_of_op[index(step.op())] == OpProgram::kAccumulates) continue;
-      if (program.call_of_op[index(step.op())] == OpProgram::kHandsOn) {
-        for (const ValueId id : program.graph.op(step.op()).inputs) hand_on(id);
-        continue;
-      }
-      const auto call = static_cast<size_t>(program.call_of_op[index(step.op())]);
-      std::optional<EarlierState> earlier;
-      if (step_.replays_random_[call]) {
-        if (step_.is_again_[next_])
-          earlier.emplace(program.device, random_[call], Tensors(), Tensors());
-        else
-          random_[call] = RandomState::now(program.device);
-      }
-      run(call, step);
-      if (step.is_over()) drop(step.value());
-    }
-  }
-
-  bool is_used = false;
   bool has_run_out_of_place = false;  ///< Whether an op ran out of place that the schedule runs in place.
 
  private:
+  void run(const Step& step) override {
+    const OpProgram& program = *step_.program_;
+    const int call_number = program.call_of_op[index(step.op())];
+    if (call_number == OpProgram::kAccumulates) return;
+    if (call_number == OpProgram::kHandsOn) {
+      for (const ValueId id : program.graph.op(step.op()).inputs) hand_on(id);
+      return;
+    }
+    const OpCall& what = program.calls[static_cast<size_t>(call_number)];
+    for (const ValueId id : program.graph.op(step.op()).outputs) drop(id);
+    const bool in_place = step.is_over() && is_held_by_frame_alone(step.value());
+    has_run_out_of_place = has_run_out_of_place || in_place != step.is_over();
+    try {
+      call(what, in_place, is_again());
+    } catch (const std::exception&) {
+      rethrow_with(describe(what), program.annotate);
+    }
+    if (step.is_over()) drop(step.value());
+  }
+
+  void drop(ValueId value) override {
+    for (const int number : step_.tensors_of_[index(value)]) tensor(number).reset();
+  }
+
   /// The version counter of an input or output, which the user's in-place operations advance.
   struct Version {
     int number;  ///< Number of the tensor.
@@ -216,33 +196,6 @@ class OpStep::Frame {
       if (places[i] >= 0 && value_of(places[i]) == static_cast<int>(value)) outputs_[i] = needed(places[i]);
   }
 
-  void drop(ValueId value) {
-    for (const int number : step_.tensors_of_[index(value)]) tensor(number).reset();
-  }
-
-  void run(size_t call_number, const Step& step) {
-    const OpCall& what = step_.program_->calls[call_number];
-    for (const ValueId id : step_.program_->graph.op(step.op()).outputs) drop(id);
-    const bool in_place = step.is_over() && is_held_by_frame_alone(step.value());
-    has_run_out_of_place = has_run_out_of_place || in_place != step.is_over();
-    try {
-      call(what, in_place, step_.is_again_[next_]);
-    } catch (c10::OutOfMemoryError& error) {
-      error.add_context(describe(what) + "; the plan expected " + expected_to_be_there());
-      throw;
-    } catch (c10::Error& error) {
-      // The CPU's allocator has no exception type of its own for running out of memory.
-      TORCH_CHECK_WITH(OutOfMemoryError, error.msg().find("can't allocate memory") == std::string::npos,
-                       error.what_without_backtrace(), " (", describe(what), "; the plan expected ",
-                       expected_to_be_there(), ")");
-      error.add_context(describe(what));
-      throw;
-    } catch (const std::exception& error) {
-      if (step_.program_->annotate && step_.program_->annotate(describe(what))) throw;
-      throw std::runtime_error(std::string(error.what()) + " (" + describe(what) + ")");
-    }
-  }
-
   void call(const OpCall& what, bool in_place, bool again) {
     stack_.clear();
     torch::jit::Stack stack = std::move(stack_);
@@ -302,54 +255,37 @@ class OpStep::Frame {
     return text.str();
   }
 
-  std::string expected_to_be_there() const {
-    const Graph& graph = step_.program_->graph;
-    std::vector<ValueId> alive = alive_during(graph, step_.schedule_, next_);
-    std::ranges::stable_sort(alive, std::ranges::greater(), [&](ValueId id) { return graph.value(id).bytes; });
-    int64_t bytes = graph.op(step_.schedule_.steps[next_].op()).workspace_bytes;
-    for (const ValueId id : alive) bytes += graph.value(id).bytes;
-    std::string text = std::to_string(bytes) + " bytes, the largest of them";
-    for (size_t i = 0; i < std::min<size_t>(alive.size(), 5); ++i)
-      text += (i == 0 ? " " : ", ") + quote(graph.value(alive[i]).name) + " (" +
-              std::to_string(graph.value(alive[i]).bytes) + ")";
-    return text;
-  }
-
-  std::shared_ptr<const OpStep> owner_;
-  const OpStep& step_;
+  const OpStep& step_;  // The frame keeps it alive.
   Tensors tensors_;
-  Tensors outputs_;                                 ///< Forward outputs that have been returned so far.
-  std::vector<std::optional<RandomState>> random_;  ///< By call: random state before its first run.
+  Tensors outputs_;  ///< Forward outputs that have been returned so far.
   std::vector<Version> versions_;
   torch::jit::Stack stack_;
-  size_t next_ = 0;
 };
 
+namespace {
+
+/// Where operators run: below autograd, see OpFrame.
+struct BelowAutograd {
+  at::NoGradGuard no_grad;
+  at::AutoDispatchBelowADInplaceOrView below;
+};
+
+}  // namespace
+
 OpStep::OpStep(std::shared_ptr<const OpProgram> program, Schedule schedule)
-    : program_(std::move(program)), schedule_(std::move(schedule)) {
-  const Graph& graph = program_->graph;
-  if (const std::optional<ScheduleError> error = verify(graph, schedule_))
-    throw InvalidInput("the schedule is invalid at step " + std::to_string(error->step) + ": " + error->message);
-  tensors_of_.resize(graph.values().size());
+    : program_(std::move(program)),
+      plan_(program_->graph, std::move(schedule), program_->call_of_op, program_->calls.size()),
+      tensors_of_(program_->graph.values().size()) {
   for (size_t i = 0; i < program_->value_of_tensor.size(); ++i)
     tensors_of_[static_cast<size_t>(program_->value_of_tensor[i])].push_back(static_cast<int>(i));
-  std::vector<int> runs(program_->calls.size(), 0);
-  is_again_.resize(schedule_.steps.size());
-  for (size_t i = 0; i < schedule_.steps.size(); ++i) {
-    const Step& step = schedule_.steps[i];
-    if (!step.is_run()) continue;
-    if (program_->call_of_op[index(step.op())] == OpProgram::kAccumulates) continue;
-    if (program_->call_of_op[index(step.op())] == OpProgram::kHandsOn) {
-      forward_end_ = i + 1;
-      continue;
-    }
-    const auto call = static_cast<size_t>(program_->call_of_op[index(step.op())]);
-    is_again_[i] = runs[call]++ > 0;
-    if (step.is_over() && !program_->calls[call].run_in_place)
-      throw InvalidInput(quote(program_->calls[call].name) + " cannot run in place");
+  for (size_t i = 0; i < program_->calls.size(); ++i)
+    plan_.replays[i].draws = plan_.replays[i].may_draw = program_->calls[i].draws;
+  for (size_t i = 0; i < plan_.schedule.steps.size(); ++i) {
+    const int call = plan_.kernel_of_step[i];
+    if (plan_.schedule.steps[i].is_run() && call == OpProgram::kHandsOn) plan_.forward_end = i + 1;
+    if (call >= 0 && plan_.schedule.steps[i].is_over() && !program_->calls[static_cast<size_t>(call)].run_in_place)
+      throw InvalidInput(quote(program_->calls[static_cast<size_t>(call)].name) + " cannot run in place");
   }
-  for (size_t call = 0; call < runs.size(); ++call)
-    replays_random_.push_back(runs[call] > 1 && program_->calls[call].draws);
   is_read_late_ = find_late_reads();
   has_late_outputs_ = std::ranges::any_of(program_->forward_outputs, [&](int tensor) {
     return tensor >= 0 && is_read_late_[static_cast<size_t>(program_->value_of_tensor[static_cast<size_t>(tensor)])];
@@ -361,11 +297,11 @@ std::vector<bool> OpStep::find_late_reads() const {
   std::vector<bool> is_read(graph.values().size());
   std::vector<bool> is_made(graph.values().size());  // By value: whether the backward half has written it so far.
   const auto read = [&](size_t value) { is_read[value] = is_read[value] || !is_made[value]; };
-  for (size_t i = forward_end_; i < schedule_.steps.size(); ++i) {
-    const Step& step = schedule_.steps[i];
+  for (size_t i = plan_.forward_end; i < plan_.schedule.steps.size(); ++i) {
+    const Step& step = plan_.schedule.steps[i];
     if (!step.is_run()) continue;
     for (const ValueId id : graph.op(step.op()).inputs)
-      if (!(is_again_[i] && is_updated_by(program_->call_of_op[index(step.op())], id))) read(index(id));
+      if (!(plan_.runs_before[i] > 0 && is_updated_by(program_->call_of_op[index(step.op())], id))) read(index(id));
     for (const ValueId id : graph.op(step.op()).outputs) is_made[index(id)] = true;
   }
   for (const int tensor : program_->backward_outputs)
@@ -381,29 +317,30 @@ bool OpStep::is_updated_by(int call, ValueId value) const {
 }
 
 OpStep::Forward OpStep::forward(Tensors inputs) const {
-  auto frame = std::make_shared<Frame>(shared_from_this());
+  auto frame = std::make_shared<OpFrame>(shared_from_this());
   frame->set_inputs(program_->forward_inputs, inputs);
-  frame->run_to(forward_end_);
+  {
+    const BelowAutograd below_autograd;
+    frame->run_forward();
+  }
   return {frame->take_forward_outputs(), std::move(frame)};
 }
 
-void OpStep::watch(Frame& frame, const Tensors& results) const {
+void OpStep::watch(OpFrame& frame, const Tensors& results) const {
   if (has_late_outputs_) frame.watch(results);
 }
 
-OpStep::Backward OpStep::backward(Frame& frame, Tensors gradients) const {
-  if (frame.is_used)
-    throw std::runtime_error(
-        "headroom: a step's backward runs once (retain_graph and double backward are not supported)");
-  frame.is_used = true;
-  const auto release = [](Frame* used) { used->release(); };
-  std::unique_ptr<Frame, decltype(release)> running(&frame, release);
-  frame.check_versions();
+OpStep::Backward OpStep::backward(std::shared_ptr<OpFrame>& waiting, Tensors gradients) const {
+  std::shared_ptr<OpFrame> frame = take_frame(waiting, /*is_recorded=*/false);
+  frame->check_versions();
   const std::vector<WeakStorage> given = large_storages(gradients);
-  frame.set_inputs(program_->backward_inputs, gradients);
-  frame.run_to(schedule_.steps.size());
-  Backward result{frame.get_backward_outputs(), frame.has_run_out_of_place};
-  running.reset();
+  frame->set_inputs(program_->backward_inputs, gradients);
+  {
+    const BelowAutograd below_autograd;
+    frame->run_backward();
+  }
+  Backward result{frame->get_backward_outputs(), frame->has_run_out_of_place};
+  frame.reset();
   for (const WeakStorage& storage : given)
     result.is_held = result.is_held || (!storage.expired() && !is_storage_of(result.gradients, storage));
   return result;

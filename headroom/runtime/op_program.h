@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "headroom/core/graph.h"
 #include "headroom/core/schedule.h"
-#include "headroom/core/simulate.h"
-#include "headroom/runtime/network.h"
+#include "headroom/runtime/frame.h"
 
 namespace headroom {
 
@@ -60,65 +60,59 @@ struct OpProgram {
   std::vector<int> forward_outputs;  ///< Tensors; -1 for none.
   std::vector<int> backward_outputs;
   torch::Device device = torch::kCPU;
-  /// Called while an exception that is no c10::Error is handled. It adds a note to the exception and returns true if it
-  /// can, so that errors of operators written in Python keep their types. May be empty.
-  std::function<bool(const std::string& note)> annotate;
+  /// Adds a note to the exception that is being handled, if it is Python's. May be empty.
+  std::function<void(const std::string& note)> annotate;
 };
+
+class OpFrame;
 
 /// A program that runs by a schedule. The forward half, up to where every forward output has been returned, runs in
 /// forward(); the rest runs in backward(). Each step in flight has a frame of its own, which owns the step's memory;
-/// backward() empties it.
+/// backward() frees it.
 ///
-/// The step keeps autograd's promises:
-/// - An op that runs again sees the random numbers of its first run.
+/// The step keeps autograd's promises, besides those of Frame:
 /// - An op runs in place only where the frame alone holds the tensor and its storage when it runs. Where other code
 ///   holds it (autograd, a hook, the caller of backward), the op runs out of place, and the peak may exceed the
 ///   simulated one.
 /// - Backward throws PyTorch's error where an input or an output that it reads was changed in place after forward.
 /// - A frame does not keep itself alive through the outputs that forward returned.
 ///
-/// An operator's error keeps its type, and names the op, the shapes of its inputs and the source. Running out of memory
-/// is a c10::OutOfMemoryError, which also says what the plan expected to be live.
+/// An operator's error names the op, the shapes of its inputs and the source.
 class OpStep : public std::enable_shared_from_this<OpStep> {
  public:
   /// Makes a step. It must be owned by a shared_ptr, since frames keep their step. Throws InvalidInput if the schedule
   /// is invalid, or runs in place where a call cannot.
   OpStep(std::shared_ptr<const OpProgram> program, Schedule schedule);
 
-  class Frame;
-
   struct Forward {
     Tensors outputs;
-    std::shared_ptr<Frame> frame;
+    std::shared_ptr<OpFrame> frame;
   };
   Forward forward(Tensors inputs) const;
 
   /// Has backward notice changes in place of results that share memory with a tensor that it reads, besides those of
   /// the outputs that forward returned. The frame keeps none of the results.
-  void watch(Frame& frame, const Tensors& results) const;
+  void watch(OpFrame& frame, const Tensors& results) const;
 
   struct Backward {
     Tensors gradients;
     /// Whether other code holds a gradient that backward was given, or a tensor to be overwritten.
     bool is_held = false;
   };
-  /// Runs the backward half, once for a frame, and empties the frame, also where it throws. To run in place over a
-  /// gradient, its only reference must be the one in `gradients`.
-  Backward backward(Frame& frame, Tensors gradients) const;
+  /// Runs the backward half and frees the frame, see take_frame(). To run in place over a gradient, its only reference
+  /// must be the one in `gradients`.
+  Backward backward(std::shared_ptr<OpFrame>& waiting, Tensors gradients) const;
 
   const OpProgram& program() const { return *program_; }
-  const Schedule& schedule() const { return schedule_; }
+  const Schedule& schedule() const { return plan_.schedule; }
 
  private:
-  friend class Frame;
+  friend class OpFrame;
   std::vector<bool> find_late_reads() const;
   bool is_updated_by(int call, ValueId value) const;
 
   std::shared_ptr<const OpProgram> program_;
-  Schedule schedule_;
-  size_t forward_end_ = 0;
-  std::vector<bool> is_again_;                ///< By step of the schedule: whether its op ran before.
-  std::vector<bool> replays_random_;          ///< By call: whether it draws random numbers and runs again.
+  FramePlan plan_;                            ///< Its kernels are the calls.
   std::vector<std::vector<int>> tensors_of_;  ///< By value: its tensors.
   std::vector<bool> is_read_late_;  ///< By value: whether the backward half reads it as the forward half left it.
   bool has_late_outputs_ = false;   ///< Whether the backward half reads the memory of a forward output.

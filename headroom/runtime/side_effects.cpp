@@ -8,7 +8,6 @@
 #include <algorithm>
 
 #include "headroom/core/error.h"
-#include "headroom/runtime/kernels.h"
 
 namespace headroom {
 namespace {
@@ -66,11 +65,13 @@ OperatorWatch::~OperatorWatch() {
   at::removeCallback(handle_);
   current_watch = nullptr;
   // The first state seen of a generator is restored last.
-  for (auto saved = saved_random_.rbegin(); saved != saved_random_.rend(); ++saved) saved->restore();
-  for (const SavedMemory& saved : saved_) {
-    copy_memory_to(saved.tensor, saved.copy);
-    set_version(saved.tensor, saved.version);
-  }
+  for (auto saved = saved_random_.rbegin(); saved != saved_random_.rend(); ++saved)
+    run_without_throwing([&] { saved->restore(); });
+  for (const SavedMemory& saved : saved_)
+    run_without_throwing([&] {
+      copy_memory_to(saved.tensor, saved.copy);
+      set_version(saved.tensor, saved.version);
+    });
 }
 
 void OperatorWatch::begin(const Tensors& arguments) {
@@ -78,6 +79,7 @@ void OperatorWatch::begin(const Tensors& arguments) {
   read_.clear();
   written_.clear();
   effects_ = {};
+  failure_ = nullptr;
   for (const torch::Tensor& argument : arguments)
     if (argument.defined() && argument.has_storage()) own_.insert(argument.storage().unsafeGetStorageImpl());
 }
@@ -87,6 +89,7 @@ bool OperatorWatch::has_read(const torch::Tensor& tensor) const {
 }
 
 SideEffects OperatorWatch::end() {
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   SideEffects outside = std::exchange(effects_, {});
   // A tensor without another holder was a temporary that no operator made, such as one from a blob.
   std::erase_if(outside.read, [](const torch::Tensor& tensor) { return tensor.storage().use_count() == 1; });
@@ -96,13 +99,24 @@ SideEffects OperatorWatch::end() {
   return outside;
 }
 
+/// Keeps an exception for end(), since PyTorch drops those of callbacks.
+template <typename See>
+void OperatorWatch::run_callback(const See& see) {
+  if (current_watch == nullptr) return;
+  try {
+    see(*current_watch);
+  } catch (...) {
+    if (!current_watch->failure_) current_watch->failure_ = std::current_exception();
+  }
+}
+
 std::unique_ptr<at::ObserverContext> OperatorWatch::on_start(const at::RecordFunction& call) {
-  if (current_watch != nullptr) current_watch->see_inputs(call);
+  run_callback([&](OperatorWatch& watch) { watch.see_inputs(call); });
   return nullptr;
 }
 
 void OperatorWatch::on_end(const at::RecordFunction& call, at::ObserverContext* /*context*/) {
-  if (current_watch != nullptr) current_watch->see_outputs(call);
+  run_callback([&](OperatorWatch& watch) { watch.see_outputs(call); });
 }
 
 void OperatorWatch::see_inputs(const at::RecordFunction& call) {

@@ -3,11 +3,12 @@
 #include <ATen/core/Generator.h>
 #include <ATen/record_function.h>
 
+#include <exception>
 #include <unordered_set>
 #include <vector>
 
-#include "headroom/runtime/kernels.h"
 #include "headroom/runtime/network.h"
+#include "headroom/runtime/state.h"
 
 namespace headroom {
 
@@ -38,7 +39,7 @@ class OperatorWatch {
   /// Returns whether an operator has used the tensor's memory since begin(), and did not allocate it itself.
   bool has_read(const torch::Tensor& tensor) const;
 
-  /// Returns what the forward since begin() used that outlives it.
+  /// Returns what the forward since begin() used that outlives it. Throws what prevented the watch from saving memory.
   SideEffects end();
 
  private:
@@ -52,6 +53,8 @@ class OperatorWatch {
     int64_t version = 0;
   };
 
+  template <typename See>
+  static void run_callback(const See& see);
   void see_inputs(const at::RecordFunction& call);
   void see_outputs(const at::RecordFunction& call);
   void see(const torch::Tensor& tensor, bool is_written);
@@ -59,6 +62,7 @@ class OperatorWatch {
 
   at::CallbackHandle handle_ = 0;
   std::unordered_set<const c10::StorageImpl*> inputs_;
+  std::exception_ptr failure_;                        ///< The first exception of a callback since begin().
   int depth_ = 0;                                     ///< Number of operators that are running inside each other.
   std::unordered_set<const c10::StorageImpl*> own_;   ///< Storages of arguments, and storages allocated since begin().
   std::unordered_set<const c10::StorageImpl*> read_;  ///< Storages of effects_.read.

@@ -43,8 +43,9 @@ class Builder {
     for (size_t n = nodes; n-- > 0;) add_backward(n);
     spec_.outputs.push_back(gradient_of_wire_[0]);
     for (const ValueId id : parameter_gradients_) spec_.outputs.push_back(id);
-    return StepGraph{Graph(std::move(spec_)), std::move(ops_),          std::move(node_outputs_),
-                     std::move(tapes_),       gradient_of_wire_.back(), gradient_of_wire_[0]};
+    return StepGraph{Graph(std::move(spec_)),  as_chain(),        std::move(ops_),
+                     std::move(node_outputs_), std::move(tapes_), gradient_of_wire_.back(),
+                     gradient_of_wire_[0]};
   }
 
  private:
@@ -154,6 +155,31 @@ class Builder {
     return sums_[{wire, n}] = add_value(name, costs_.nodes[n].input_gradients[place_of(n, wire)].bytes);
   }
 
+  /// Returns the chain, if the network is one: each node reads the output of the node before it and no other value that
+  /// has a gradient, and gives that output a gradient of the same size in memory of its own.
+  std::optional<Chain> as_chain() const {
+    Chain chain{network_.name(), costs_.resident_bytes, costs_.input_bytes, 0, {}};
+    for (size_t n = 0; n < network_.nodes().size(); ++n) {
+      const size_t before = n == 0 ? 0 : wire_of(n - 1);
+      if (read_by(n) != std::vector<ValueId>{outputs_of_wire_[before]}) return {};
+      const NodeCosts& costs = costs_.nodes[n];
+      const GradientMemory& gradient = costs.input_gradients[place_of(n, before)];
+      if (n == 0) chain.input_gradient_bytes = gradient.bytes;
+      if (gradient.shared_with || gradient.bytes != chain.gradient_bytes(static_cast<int>(n))) return {};
+      chain.stages.push_back({.name = network_.nodes()[n].name,
+                              .forward_ns = costs.forward_ns,
+                              .backward_ns = costs.backward_ns,
+                              .output_bytes = costs.output_bytes,
+                              .tape_bytes = costs.tape_bytes,
+                              .forward_workspace_bytes = costs.forward_workspace_bytes,
+                              .backward_workspace_bytes = costs.backward_workspace_bytes,
+                              .gradient_bytes = costs.parameter_gradient_bytes});
+      if (costs.record_workspace_bytes != costs.forward_workspace_bytes)
+        chain.stages.back().record_workspace_bytes = costs.record_workspace_bytes;
+    }
+    return chain;
+  }
+
   void add_op(Op op, StepOp how) {
     spec_.ops.push_back(std::move(op));
     ops_.push_back(std::move(how));
@@ -199,23 +225,22 @@ std::vector<bool> find_taking_over(const StepGraph& step, const Schedule& schedu
   return result;
 }
 
-Graph graph_for(const StepGraph& step, const NetworkCosts& costs, const Schedule& schedule) {
+StepGraph step_for(const StepGraph& step, const NetworkCosts& costs, const Schedule& schedule) {
   const std::vector<bool> taking_over = find_taking_over(step, schedule);
+  StepGraph result = step;
   GraphSpec spec = step.graph.spec();
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     if (!schedule.steps[i].is_run() || taking_over[i]) continue;
     const size_t op = index(schedule.steps[i].op());
-    if (step.ops[op].kind == StepOpKind::kBackward)
-      spec.ops[op].workspace_bytes = costs.nodes[step.ops[op].node].held_backward_workspace_bytes;
+    const size_t node = step.ops[op].node;
+    if (step.ops[op].kind != StepOpKind::kBackward) continue;
+    spec.ops[op].workspace_bytes = costs.nodes[node].held_backward_workspace_bytes;
+    if (result.chain) result.chain->stages[node].backward_workspace_bytes = spec.ops[op].workspace_bytes;
   }
-  return Graph(std::move(spec));
+  result.graph = Graph(std::move(spec));
+  return result;
 }
 
-Problem make_problem(const StepGraph& step) {
-  Problem problem = make_problem(step.graph);
-  for (size_t v = 0; v < step.graph.values().size(); ++v)
-    HEADROOM_ASSERT(problem.graph.values()[v].name == step.graph.values()[v].name);
-  return problem;
-}
+Problem make_problem(const StepGraph& step) { return Problem(step.graph, step.chain); }
 
 }  // namespace headroom

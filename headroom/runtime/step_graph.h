@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "headroom/core/chain.h"
 #include "headroom/core/graph.h"
 #include "headroom/core/schedule.h"
 #include "headroom/plan/planners.h"
@@ -69,12 +70,13 @@ struct StepOp {
 /// A network's training step as a graph. Each node i has the ops F{i}, R{i} and B{i}, as a stage of a chain has
 /// (docs/formats.md). Where several nodes read a wire, the backward of each adds to the gradient that later nodes gave:
 /// the last one to run writes g{i}, and the others write g{i}.{node}. The graph of a network that is a chain is exactly
-/// its chain's graph, ids included.
+/// its chain's graph, to_graph(), ids included.
 ///
 /// Resident values are w (parameters, buffers, all inputs except the first), a0 (the first input), and the gradient of
 /// the loss.
 struct StepGraph {
   Graph graph;
+  std::optional<Chain> chain;         ///< The same step as a chain of the nodes, if the network is one.
   std::vector<StepOp> ops;            ///< By OpId.
   std::vector<ValueId> node_outputs;  ///< By node from 0: a{i}.
   std::vector<ValueId> node_tapes;    ///< By node from 0: t{i}.
@@ -91,11 +93,11 @@ StepGraph make_step_graph(const MeasuredNetwork& measured);
 /// keep them longer.
 std::vector<bool> find_taking_over(const StepGraph& step, const Schedule& schedule);
 
-/// Returns the graph with which a schedule must be simulated: that of `step`, in which all backwards take over, with
-/// other workspaces for the backwards whose inputs this schedule keeps.
-Graph graph_for(const StepGraph& step, const NetworkCosts& costs, const Schedule& schedule);
+/// Returns the step with which a schedule must be simulated: `step`, in which all backwards take over, with other
+/// workspaces for the backwards whose inputs this schedule keeps.
+StepGraph step_for(const StepGraph& step, const NetworkCosts& costs, const Schedule& schedule);
 
-/// Returns the planners' input: the step, and the chain that it is, if the network is one.
+/// Returns the planners' input. Its graph and its chain are the step's own.
 Problem make_problem(const StepGraph& step);
 
 }  // namespace headroom

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "headroom/core/quote.h"
-#include "headroom/runtime/kernels.h"
 #include "headroom/runtime/meter.h"
+#include "headroom/runtime/state.h"
 
 namespace headroom {
 namespace {
@@ -41,7 +41,7 @@ MeasuredStep measure_step(const Network& network, const Tensors& sample, const M
 }
 
 Simulation predict(const MeasuredStep& measured, const TrainingStep& step) {
-  const Graph graph = graph_for(measured.step, measured.measured.costs, step.schedule());
+  const Graph graph = step_for(measured.step, measured.measured.costs, step.schedule()).graph;
   Simulation simulation = simulate(graph, step.schedule());
   const int64_t outside_bytes = measured.before_bytes - graph.resident_bytes() + step.beside_bytes();
   simulation.peak_bytes += outside_bytes;

@@ -1,4 +1,6 @@
 // The C++ side as the module headroom._C. Python objects are converted to plain values only in this module.
+#include "bindings.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -8,6 +10,7 @@
 #include <cstring>
 #include <unordered_set>
 
+#include "headroom/core/simulate.h"
 #include "headroom/io/json.h"
 #include "headroom/io/size.h"
 #include "headroom/plan/planners.h"
@@ -15,7 +18,6 @@
 #include "headroom/report/page.h"
 #include "headroom/runtime/meter.h"
 #include "headroom/runtime/op_program.h"
-#include "sequential.h"
 
 namespace headroom {
 namespace {
@@ -87,23 +89,6 @@ std::function<void(torch::jit::Stack&)> boxed(const c10::OperatorHandle& op) {
   };
 }
 
-/// Adds a note to the exception that is being handled, if it is Python's. Returns whether it is.
-bool annotate_python_error(const std::string& note) {
-  try {
-    throw;
-  } catch (python_error& error) {
-    const py::gil_scoped_acquire gil;
-    PyErr_NormalizeException(&error.type, &error.value, &error.traceback);
-    py::handle(error.value).attr("add_note")(note);
-  } catch (py::error_already_set& error) {
-    const py::gil_scoped_acquire gil;
-    error.value().attr("add_note")(note);
-  } catch (...) {
-    return false;
-  }
-  return true;
-}
-
 /// Returns a call of an operator. `in_place` has the name and overload of the operator that writes its result over the
 /// first argument, and takes that argument once more at the end if it writes to an `out` argument; empty for none.
 OpCall make_call(const std::string& name, const std::string& overload, const py::list& arguments,
@@ -160,8 +145,16 @@ OpCall make_python_call(const std::string& name, const py::function& function, c
 
 /// A handle with which Python keeps a frame.
 struct FrameHandle {
-  std::shared_ptr<OpStep::Frame> frame;
+  std::shared_ptr<OpFrame> frame;  ///< None after backward.
 };
+
+/// Converts ids to Python's numbers and back.
+template <typename Id>
+std::vector<int> to_numbers(const std::vector<Id>& ids) {
+  std::vector<int> numbers;
+  for (const Id id : ids) numbers.push_back(static_cast<int>(id));
+  return numbers;
+}
 
 std::vector<ValueId> to_values(const std::vector<int>& numbers) {
   std::vector<ValueId> ids;
@@ -169,33 +162,26 @@ std::vector<ValueId> to_values(const std::vector<int>& numbers) {
   return ids;
 }
 
-GraphSpec make_spec(const std::string& name, const py::list& values, const py::list& ops,
-                    const std::vector<int>& outputs) {
-  GraphSpec spec;
-  spec.name = name;
-  for (const py::handle& one : values) {
-    const auto [value_name, bytes, resident, holds] =
-        one.cast<std::tuple<std::string, int64_t, bool, std::vector<int>>>();
-    spec.values.push_back(Value{value_name, bytes, resident, to_values(holds)});
+}  // namespace
+
+py::object annotate_python_error(const std::string& note) {
+  py::object value;
+  try {
+    throw;
+  } catch (python_error& error) {
+    error.persist();
+    PyErr_Clear();  // The engine leaves Python's error indicator set as well.
+    PyErr_NormalizeException(&error.type, &error.value, &error.traceback);
+    value = py::reinterpret_borrow<py::object>(error.value);
+  } catch (const py::error_already_set& error) {
+    value = error.value();
+  } catch (const std::exception&) {
+    return {};  // C++'s exceptions get their context where they are caught.
   }
-  for (const py::handle& one : ops) {
-    const auto [op_name, is_backward, inputs, made, time_ns, workspace_bytes, recompute, overwrites] = one.cast<
-        std::tuple<std::string, bool, std::vector<int>, std::vector<int>, int64_t, int64_t, bool, std::vector<int>>>();
-    Op op{.name = op_name,
-          .phase = is_backward ? Phase::kBackward : Phase::kForward,
-          .inputs = to_values(inputs),
-          .outputs = to_values(made),
-          .overwrites = to_values(overwrites)};
-    op.time_ns = time_ns;
-    op.workspace_bytes = workspace_bytes;
-    op.recompute = recompute;
-    spec.ops.push_back(std::move(op));
-  }
-  spec.outputs = to_values(outputs);
-  return spec;
+  if (value) value.attr("add_note")(note);
+  return value;
 }
 
-}  // namespace
 }  // namespace headroom
 
 /// `empty_like(x).bernoulli_(p)` as one operator without side effects.
@@ -245,22 +231,43 @@ void bind_calls(py::module_& module) {
 }
 
 void bind_graphs(py::module_& module) {
+  py::class_<Value>(module, "Value")
+      .def(py::init([](std::string name, int64_t bytes, bool resident, const std::vector<int>& holds) {
+             return Value{std::move(name), bytes, resident, to_values(holds)};
+           }),
+           py::arg("name"), py::arg("bytes"), py::arg("resident") = false, py::arg("holds") = std::vector<int>());
+  py::class_<Op>(module, "Op")
+      .def(py::init([](std::string name, bool is_backward, const std::vector<int>& inputs,
+                       const std::vector<int>& outputs, int64_t time_ns, int64_t workspace_bytes, bool recompute,
+                       const std::vector<int>& overwrites) {
+             Op op{.name = std::move(name),
+                   .phase = is_backward ? Phase::kBackward : Phase::kForward,
+                   .inputs = to_values(inputs),
+                   .outputs = to_values(outputs),
+                   .overwrites = to_values(overwrites)};
+             op.time_ns = time_ns;
+             op.workspace_bytes = workspace_bytes;
+             op.recompute = recompute;
+             return op;
+           }),
+           py::kw_only(), py::arg("name"), py::arg("is_backward"), py::arg("inputs"), py::arg("outputs"),
+           py::arg("time_ns") = 0, py::arg("workspace_bytes") = 0, py::arg("recompute") = false,
+           py::arg("overwrites") = std::vector<int>())
+      .def_property_readonly("inputs", [](const Op& op) { return to_numbers(op.inputs); })
+      .def_property_readonly("outputs", [](const Op& op) { return to_numbers(op.outputs); });
   py::class_<Graph, std::shared_ptr<Graph>>(module, "Graph")
       .def(py::init(
-          [](const std::string& name, const py::list& values, const py::list& ops, const std::vector<int>& outputs) {
-            return std::make_shared<Graph>(make_spec(name, values, ops, outputs));
+          [](std::string name, std::vector<Value> values, std::vector<Op> ops, const std::vector<int>& outputs) {
+            GraphSpec spec{.name = std::move(name), .values = std::move(values), .ops = std::move(ops), .outputs = {}};
+            spec.outputs = to_values(outputs);
+            return std::make_shared<Graph>(std::move(spec));
           }))
       .def("resident_bytes", &Graph::resident_bytes)
       .def("op_count", [](const Graph& graph) { return graph.ops().size(); })
       .def("op_name", [](const Graph& graph, int op) { return graph.op(static_cast<OpId>(op)).name; })
       .def("value_name", [](const Graph& graph, int value) { return graph.value(static_cast<ValueId>(value)).name; })
       .def("value_bytes", [](const Graph& graph, int value) { return graph.value(static_cast<ValueId>(value)).bytes; })
-      .def("op_inputs",
-           [](const Graph& graph, int op) {
-             std::vector<int> values;
-             for (const ValueId id : graph.op(static_cast<OpId>(op)).inputs) values.push_back(static_cast<int>(id));
-             return values;
-           })
+      .def("op_inputs", [](const Graph& graph, int op) { return to_numbers(graph.op(static_cast<OpId>(op)).inputs); })
       .def("to_json", [](const Graph& graph) { return write_json(graph); });
 
   py::class_<Schedule>(module, "Schedule")
@@ -300,9 +307,7 @@ void bind_simulation(py::module_& module) {
       "is_valid", [](const Graph& graph, const Schedule& schedule) { return !verify(graph, schedule); },
       py::call_guard<py::gil_scoped_release>());
   module.def("alive_during", [](const Graph& graph, const Schedule& schedule, size_t step) {
-    std::vector<int> values;
-    for (const ValueId id : alive_during(graph, schedule, step)) values.push_back(static_cast<int>(id));
-    return values;
+    return to_numbers(alive_during(graph, schedule, step));
   });
 }
 
@@ -313,7 +318,7 @@ void bind_planning(py::module_& module) {
     return names;
   });
 
-  py::class_<Problem>(module, "Problem").def(py::init([](const Graph& graph) { return make_problem(graph); }));
+  py::class_<Problem>(module, "Problem").def(py::init([](const Graph& graph) { return Problem(graph); }));
 
   py::class_<Plan>(module, "Plan")
       .def_property_readonly("status", [](const Plan& plan) { return std::string(name_of(plan.result.status)); })
@@ -365,15 +370,21 @@ void bind_report(py::module_& module) {
 
 void bind_programs(py::module_& module) {
   py::class_<OpProgram, std::shared_ptr<OpProgram>>(module, "OpProgram")
-      .def(py::init([](const Graph& graph, const std::vector<OpCall>& calls, std::vector<int> call_of_op,
+      .def(py::init([](const Graph& graph, std::vector<OpCall> calls, std::vector<int> call_of_op,
                        std::vector<int> call_of_view, std::vector<int> value_of_tensor, std::vector<int> forward_inputs,
                        std::vector<int> backward_inputs, std::vector<int> forward_outputs,
                        std::vector<int> backward_outputs, torch::Device device) {
-        return std::make_shared<OpProgram>(OpProgram{graph, calls, std::move(call_of_op), std::move(call_of_view),
-                                                     std::move(value_of_tensor), std::move(forward_inputs),
-                                                     std::move(backward_inputs), std::move(forward_outputs),
-                                                     std::move(backward_outputs), device, annotate_python_error});
-      }));
+             return std::make_shared<OpProgram>(OpProgram{
+                 graph, std::move(calls), std::move(call_of_op), std::move(call_of_view), std::move(value_of_tensor),
+                 std::move(forward_inputs), std::move(backward_inputs), std::move(forward_outputs),
+                 std::move(backward_outputs), device, [](const std::string& note) {
+                   const py::gil_scoped_acquire gil;
+                   annotate_python_error(note);
+                 }});
+           }),
+           py::kw_only(), py::arg("graph"), py::arg("calls"), py::arg("call_of_op"), py::arg("call_of_view"),
+           py::arg("value_of_tensor"), py::arg("forward_inputs"), py::arg("backward_inputs"),
+           py::arg("forward_outputs"), py::arg("backward_outputs"), py::arg("device"));
 
   py::class_<FrameHandle>(module, "Frame");
   py::class_<OpStep, std::shared_ptr<OpStep>>(module, "OpStep")
@@ -392,10 +403,11 @@ void bind_programs(py::module_& module) {
              }
              return std::pair(std::move(made.outputs), FrameHandle{std::move(made.frame)});
            }))
-      .def("watch", torch::wrap_pybind_function([](const OpStep& step, const FrameHandle& handle,
-                                                   const Tensors& results) { step.watch(*handle.frame, results); }))
-      .def("backward",
-           torch::wrap_pybind_function([](const OpStep& step, const FrameHandle& handle, py::list gradients) {
+      .def("watch",
+           torch::wrap_pybind_function([](const OpStep& step, const FrameHandle& handle, const Tensors& results) {
+             if (handle.frame) step.watch(*handle.frame, results);
+           }))
+      .def("backward", torch::wrap_pybind_function([](const OpStep& step, FrameHandle& handle, py::list gradients) {
              Tensors tensors;
              for (const py::handle& one : gradients)
                tensors.push_back(one.is_none() ? at::Tensor() : one.cast<at::Tensor>());
@@ -403,7 +415,7 @@ void bind_programs(py::module_& module) {
              OpStep::Backward made;
              {
                const py::gil_scoped_release no_gil;
-               made = step.backward(*handle.frame, std::move(tensors));
+               made = step.backward(handle.frame, std::move(tensors));
              }
              return std::pair(std::move(made.gradients), made.is_held);
            }));

@@ -1,8 +1,7 @@
-#include "sequential.h"
-
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
 
+#include "bindings.h"
 #include "headroom/runtime/side_effects.h"
 #include "headroom/runtime/train.h"
 
@@ -12,50 +11,41 @@ namespace {
 namespace py = pybind11;
 
 /// A stage: its name, a function from a tensor to a tensor, the parameters that it trains, and its buffers.
-using PythonStage = std::tuple<std::string, py::function, Tensors, Tensors>;
+struct PythonStage {
+  std::string name;
+  py::function run;
+  Tensors parameters;
+  Tensors buffers;
+};
 
-/// Adds a note to the Python exception that is being handled, if it is one.
-void add_note(const std::string& note) {
+/// Adds a note to the Python exception that is being handled, if it is one. PyTorch's out-of-memory error becomes C++'s,
+/// because measuring handles that.
+void annotate_stage_error(const std::string& note) {
   const py::gil_scoped_acquire gil;
-  try {
-    throw;
-  } catch (python_error& error) {
-    error.persist();
-    PyErr_Clear();  // The engine leaves Python's error indicator set as well.
-    PyErr_NormalizeException(&error.type, &error.value, &error.traceback);
-    if (error.value != nullptr) py::handle(error.value).attr("add_note")(note);
-  } catch (py::error_already_set& error) {
-    error.value().attr("add_note")(note);
-  } catch (const std::exception&) {
-    // C++ exceptions get their context where they are caught.
-  }
+  const py::object error = annotate_python_error(note);
+  if (error && py::isinstance(error, py::module_::import("torch").attr("OutOfMemoryError")))
+    throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, std::string(py::str(error)) + " (" + note + ")");
 }
 
-/// Calls a stage. Python's exceptions pass through unchanged, except for PyTorch's out-of-memory error, which becomes
-/// C++'s, because measuring handles that.
+/// Calls a stage. Python's exceptions pass through unchanged.
 at::Tensor call_stage(const py::function& stage, const at::Tensor& input) {
   const py::gil_scoped_acquire gil;
-  try {
-    const py::object result = stage(input);
-    return THPVariable_Check(result.ptr()) ? result.cast<at::Tensor>() : at::Tensor();
-  } catch (const py::error_already_set& error) {
-    if (!error.matches(py::module_::import("torch").attr("OutOfMemoryError"))) throw;
-    throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, py::str(error.value()).cast<std::string>());
-  }
+  const py::object result = stage(input);
+  return THPVariable_Check(result.ptr()) ? result.cast<at::Tensor>() : at::Tensor();
 }
 
 Network make_network(const std::string& name, const std::vector<PythonStage>& stages) {
   Network network(name);
   Wire last = network.add_input("input");
-  for (const auto& [stage, function, parameters, buffers] : stages) {
+  for (const PythonStage& stage : stages) {
     // The function is released with the GIL held.
-    const std::shared_ptr<py::function> held(new py::function(function), [](py::function* stage_function) {
+    const std::shared_ptr<py::function> held(new py::function(stage.run), [](py::function* run) {
       const py::gil_scoped_acquire gil;
-      delete stage_function;
+      delete run;
     });
     const auto forward = [held](const Tensors& inputs) { return call_stage(*held, inputs[0]); };
-    NetworkNode node{stage, {last}, forward, parameters, buffers, {}};
-    node.annotate_error = add_note;
+    NetworkNode node{stage.name, {last}, forward, stage.parameters, stage.buffers, {}};
+    node.annotate_error = annotate_stage_error;
     last = network.add_node(std::move(node));
   }
   network.set_outputs({last});
@@ -82,7 +72,10 @@ auto without_gil(Function function) {
 class KeptMemory {
  public:
   void enter() { watch_ = std::make_unique<OperatorWatch>(); }
-  void exit() { watch_.reset(); }
+  void exit(bool is_failed) {
+    const std::unique_ptr<OperatorWatch> watch = std::move(watch_);
+    if (!is_failed) watch->end();
+  }
   bool has_read(const at::Tensor& tensor) const { return watch_ && watch_->has_read(tensor); }
 
  private:
@@ -134,6 +127,11 @@ void bind_sequential(py::module_& module) {
       /// Frees the sample; later plans are not run on it.
       .def("forget_sample", [](const MeasuredStages& stages) { stages.measured->sample.clear(); });
 
+  py::class_<PythonStage>(module, "Stage")
+      .def(py::init([](std::string name, py::function run, Tensors parameters, Tensors buffers) {
+             return PythonStage{std::move(name), std::move(run), std::move(parameters), std::move(buffers)};
+           }),
+           py::kw_only(), py::arg("name"), py::arg("run"), py::arg("parameters"), py::arg("buffers"));
   module.def("measure_stages",
              [](const std::string& name, const std::vector<PythonStage>& stages, const at::Tensor& sample) {
                const Network network = make_network(name, stages);
@@ -157,7 +155,7 @@ void bind_sequential(py::module_& module) {
             return memory;
           },
           py::return_value_policy::reference)
-      .def("__exit__", [](KeptMemory& memory, const py::args& /*error*/) { memory.exit(); })
+      .def("__exit__", [](KeptMemory& memory, const py::args& error) { memory.exit(!error[0].is_none()); })
       .def("has_read", &KeptMemory::has_read);
 }
 

@@ -44,14 +44,37 @@ def make_python_call(
     source: str,
 ) -> OpCall: ...
 
-class Graph:
+# A value of a graph. `holds`: values whose memory lives as long as this value does.
+class Value:
     def __init__(
         self,
         name: str,
-        values: list[tuple[str, int, bool, list[int]]],
-        ops: list[tuple[str, bool, list[int], list[int], int, int, bool, list[int]]],
-        outputs: Sequence[int],
+        bytes: int,  # noqa: A002
+        resident: bool = False,
+        holds: Sequence[int] = (),
     ) -> None: ...
+
+# An op of a graph. `recompute`: whether it may run again; `overwrites`: inputs that it may write its result over.
+class Op:
+    def __init__(
+        self,
+        *,
+        name: str,
+        is_backward: bool,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        time_ns: int = 0,
+        workspace_bytes: int = 0,
+        recompute: bool = False,
+        overwrites: Sequence[int] = (),
+    ) -> None: ...
+    @property
+    def inputs(self) -> list[int]: ...
+    @property
+    def outputs(self) -> list[int]: ...
+
+class Graph:
+    def __init__(self, name: str, values: Sequence[Value], ops: Sequence[Op], outputs: Sequence[int]) -> None: ...
     def resident_bytes(self) -> int: ...
     def op_count(self) -> int: ...
     def op_inputs(self, op: int) -> list[int]: ...
@@ -105,6 +128,7 @@ def plan_curve(problem: Problem, planner: str, points: int) -> list[tuple[int, i
 class OpProgram:
     def __init__(
         self,
+        *,
         graph: Graph,
         calls: Sequence[OpCall],
         call_of_op: Sequence[int],
@@ -117,6 +141,7 @@ class OpProgram:
         device: torch.device,
     ) -> None: ...
 
+# A step between its forward and its backward, which frees it.
 class Frame: ...
 
 class OpStep:
@@ -147,8 +172,15 @@ class KeptMemory:
     def __exit__(self, *error: object) -> None: ...
     def has_read(self, tensor: torch.Tensor) -> bool: ...
 
-def measure_stages(
-    name: str,
-    stages: Sequence[tuple[str, Callable[[torch.Tensor], torch.Tensor], list[torch.Tensor], list[torch.Tensor]]],
-    sample: torch.Tensor,
-) -> MeasuredStages: ...
+# A stage of a network: a function from a tensor to a tensor, the parameters that it trains, and its buffers.
+class Stage:
+    def __init__(
+        self,
+        *,
+        name: str,
+        run: Callable[[torch.Tensor], torch.Tensor],
+        parameters: list[torch.Tensor],
+        buffers: list[torch.Tensor],
+    ) -> None: ...
+
+def measure_stages(name: str, stages: Sequence[Stage], sample: torch.Tensor) -> MeasuredStages: ...

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
@@ -121,9 +121,7 @@ def _modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
             module.training = training
 
 
-def _stage_of(
-    group: Sequence[tuple[str, nn.Module]], autocast: _Autocast
-) -> tuple[str, Callable[..., Any], list, list]:
+def _stage_of(group: Sequence[tuple[str, nn.Module]], autocast: _Autocast) -> _C.Stage:
     modules = nn.ModuleList([stage for _, stage in group])
     name = " + ".join(name for name, _ in group)
     modes = [(module, module.training) for module in modules.modules() if module is not modules]
@@ -141,7 +139,7 @@ def _stage_of(
         return value
 
     parameters = [parameter for parameter in modules.parameters() if parameter.requires_grad]
-    return name, run, parameters, list(modules.buffers())
+    return _C.Stage(name=name, run=run, parameters=parameters, buffers=list(modules.buffers()))
 
 
 class _Stages:

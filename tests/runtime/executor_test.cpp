@@ -407,6 +407,26 @@ Network make_careless() {
   return network;
 }
 
+/// A measured chain is known without being found in the graph, whose ids are those of the chain.
+TEST_F(TrainingStepTest, AChainIsTheChainOfItsGraph) {
+  const auto check = [](const Network& network, const Tensors& inputs) {
+    const StepGraph step = make_step_graph(measure(network, inputs, kQuick));
+    std::optional<ChainMatch> match = find_chain(step.graph);
+    ASSERT_EQ(step.chain.has_value(), match.has_value()) << network.name();
+    if (!match) return;
+    for (size_t i = 0; i < match->chain.stages.size(); ++i) match->chain.stages[i].name = step.chain->stages[i].name;
+    EXPECT_EQ(*step.chain, match->chain);
+    for (size_t v = 0; v < step.graph.values().size(); ++v)
+      EXPECT_EQ(step.graph.values()[v].name, match->graph.values()[v].name);
+  };
+  check(make_cnn(false), sample());
+  check(make_cnn(false, true), sample());
+  check(make_cnn(true), sample());
+  check(join_to_chain(make_cnn(true)), sample());
+  check(make_tangle(), {torch::randn({64, 16})});
+  check(make_careless(), {torch::randn({16, 4, 8})});
+}
+
 TEST_F(TrainingStepTest, NodesThatChangeTheirInputAreJoinedToTheOneBefore) {
   torch::manual_seed(7);
   const Tensors inputs = {torch::randn({16, 4, 8})};

@@ -68,14 +68,14 @@ def _python_call(captured: Capture, call: Call) -> _C.OpCall:
 
 def make_program(captured: Capture, calls: list[_C.OpCall], graph: _C.Graph, call_of_op: list[int]) -> _C.OpProgram:
     return _C.OpProgram(
-        graph,
-        calls,
-        call_of_op,
-        captured.view_call,
-        captured.value_of_tensor,
-        captured.forward_inputs,
-        captured.backward_inputs,
-        captured.forward_outputs,
-        captured.backward_outputs,
-        captured.device,
+        graph=graph,
+        calls=calls,
+        call_of_op=call_of_op,
+        call_of_view=captured.view_call,
+        value_of_tensor=captured.value_of_tensor,
+        forward_inputs=captured.forward_inputs,
+        backward_inputs=captured.backward_inputs,
+        forward_outputs=captured.forward_outputs,
+        backward_outputs=captured.backward_outputs,
+        device=captured.device,
     )

@@ -37,16 +37,24 @@ def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) ->
     """
     forward, backward = base_order(of)
     outputs = {of.value_of_tensor[tensor] for tensor in of.forward_outputs if tensor >= 0}
-    values: list[tuple[str, int, bool, list[int]]] = []
-    ops: list[tuple[str, bool, list[int], list[int], int, int, bool, list[int]]] = []
+    ops: list[_C.Op] = []
     call_of_op: list[int] = []
     handed_on: list[int] = []
 
     def add(position: int, *, is_backward: bool) -> None:
         call = of.calls[position]
         reads = list(dict.fromkeys(of.value_of_tensor[tensor] for tensor in call.reads))
-        costs = (call.time_ns, call.workspace_bytes)
-        ops.append((call.node.name, is_backward, reads, call.values, *costs, call.may_recompute, overwritten(call, of)))
+        op = _C.Op(
+            name=call.node.name,
+            is_backward=is_backward,
+            inputs=reads,
+            outputs=call.values,
+            time_ns=call.time_ns,
+            workspace_bytes=call.workspace_bytes,
+            recompute=call.may_recompute,
+            overwrites=overwritten(call, of),
+        )
+        ops.append(op)
         call_of_op.append(position)
 
     for position in forward:
@@ -55,7 +63,8 @@ def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) ->
             if value in outputs:
                 handed_on.append(value)
                 kept = len(of.values) + len(handed_on) - 1
-                ops.append((f"output {of.values[value].name}", False, [value], [kept], 0, 0, False, []))
+                name = f"output {of.values[value].name}"
+                ops.append(_C.Op(name=name, is_backward=False, inputs=[value], outputs=[kept]))
                 call_of_op.append(HANDS_ON)
     kept_outputs = list(range(len(of.values), len(of.values) + len(handed_on)))
     tangents = list(dict.fromkeys(of.value_of_tensor[tensor] for tensor in of.backward_inputs if tensor >= 0))
@@ -63,7 +72,14 @@ def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) ->
     workspace = max(0, rest.peak_bytes - rest.left_bytes - sum(of.values[value].bytes for value in tangents))
     # Calls with effects in forward run before the rest of the step, whether or not their results are read.
     effects = [of.calls[position].effect for position in forward if of.calls[position].has_effect]
-    ops.append(("the rest of the step", True, [*kept_outputs, *effects], [*tangents, left], 0, workspace, False, []))
+    op = _C.Op(
+        name="the rest of the step",
+        is_backward=True,
+        inputs=[*kept_outputs, *effects],
+        outputs=[*tangents, left],
+        workspace_bytes=workspace,
+    )
+    ops.append(op)
     call_of_op.append(HANDS_ON)
     for position in backward:
         add(position, is_backward=True)
@@ -78,17 +94,26 @@ def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) ->
         accumulated = left + 1
         reads = list(dict.fromkeys(gradients))
         workspace = max(_copied_gradients_bytes(of), rest.tail_bytes)
-        ops.append(("accumulate gradients", True, reads, [accumulated], 0, workspace, False, []))
+        op = _C.Op(
+            name="accumulate gradients",
+            is_backward=True,
+            inputs=reads,
+            outputs=[accumulated],
+            workspace_bytes=workspace,
+        )
+        ops.append(op)
         call_of_op.append(ACCUMULATES)
         kept_values.append(accumulated)
     # Values keep their numbers, so a value that no op reads or writes becomes a resident one of size 0.
-    used = {value for _, _, reads, made, *_ in ops for value in [*reads, *made]}
-    for number, (name, size, resident) in enumerate(of.values):
-        values.append((name, size, resident, []) if number in used or resident else (name, 0, True, []))
-    values += [(f"{of.values[value].name} as output", 0, False, [value]) for value in handed_on]
-    values.append(("left by the rest of the step", rest.left_bytes, False, []))
+    used = {value for op in ops for value in [*op.inputs, *op.outputs]}
+    values = [
+        _C.Value(name, size, resident) if number in used or resident else _C.Value(name, 0, resident=True)
+        for number, (name, size, resident) in enumerate(of.values)
+    ]
+    values += [_C.Value(f"{of.values[value].name} as output", 0, holds=[value]) for value in handed_on]
+    values.append(_C.Value("left by the rest of the step", rest.left_bytes))
     if accumulates:
-        values.append(("accumulated gradients", 0, False, []))
+        values.append(_C.Value("accumulated gradients", 0))
     return _C.Graph(of.name, values, ops, kept_values), call_of_op
 
 

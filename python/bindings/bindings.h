@@ -2,7 +2,13 @@
 
 #include <pybind11/pybind11.h>
 
+#include <string>
+
 namespace headroom {
+
+/// Adds a note to the exception that is being handled, if it is Python's, and returns it; otherwise returns null. The
+/// caller must hold the GIL.
+pybind11::object annotate_python_error(const std::string& note);
 
 /// Adds what headroom.Sequential needs: stages in Python, measured, planned and run by the executor of modules.
 void bind_sequential(pybind11::module_& module);
