@@ -9,7 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "headroom/plan/auto/front.h"
+#include "headroom/plan/auto/auto_front.h"
+#include "headroom/plan/auto/parameters.h"
 #include "headroom/plan/plan.h"
 #include "headroom/plan/problem.h"
 
@@ -42,7 +43,7 @@ namespace headroom {
 ///    budgets, from the largest down. This happens before everything else with few states, which often proves all
 ///    budgets, and, except at low effort, again after the search, whose plans shorten it. It has limits.max_states
 ///    states for the smallest peak, as the planner `exhaustive` has, and as many again for all budgets together; on
-///    graphs of more than AutoLimits::kMostValuesInFull values and below high effort, AutoLimits::kMostStatesIfLarger.
+///    graphs of more than ExactParameters::max_values_in_full values and below high effort, max_states_if_larger.
 /// 7. *Deep networks*, of at least 1,000 ops and 32 equal blocks, except at high effort: 12 of the equal blocks stay
 ///    (blocks.h), and steps 1 to 6 plan that graph. Its plans, and mixtures of neighbours, become plans of the whole
 ///    graph, in which every block does what one of the 12 does. Where these plans are more than a hundredth above the
@@ -65,36 +66,11 @@ namespace headroom {
 /// status is kOptimal where the lower bound is met; kInfeasible where memory_bound() or `exhaustive` proved it, or the
 /// budget is below what some op needs by itself; kTimeout, with the best plan found if any, where `exhaustive` was used
 /// and proved nothing for the budget within its limit; else kFeasible or kNotFound. A budget is required.
-struct AutoLimits {
-  /// Number of values up to which `exhaustive` has limits.max_states states.
-  static constexpr int64_t kMostValuesInFull = 20;
-  /// Maximum number of states on larger graphs, below high effort.
-  static constexpr int64_t kMostStatesIfLarger = 100'000;
-};
 PlanResult plan_auto(const Problem& problem, const PlanRequest& request);
 
-/// A range of budgets, both ends included.
-struct BudgetRange {
-  int64_t least_bytes;
-  int64_t most_bytes;
-};
-
-struct AutoFront {
-  Front plans;
-  /// Fronts of lower efforts and earlier steps. Plans between two plans of one of them are used too.
-  std::vector<Front> lower = {};
-  /// The targets of level_targets(), for which plans between neighbours are made as well.
-  std::vector<int64_t> targets = {};
-  /// Budgets for which `exhaustive` has proved the plan of `plans` optimal, or that there is no plan.
-  std::vector<BudgetRange> proved = {};
-  bool limit_reached = false;  ///< Whether `exhaustive` was used and could not prove all budgets.
-
-  bool is_proved(int64_t budget_bytes) const;
-  int64_t smallest_bytes() const;
-};
-
 /// Makes the front from which plan_auto() picks. `flat` is the problem's graph.
-AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
+AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits,
+                          const SearchParameters& parameters = {});
 
 /// The fronts of one problem, in the problem's cache. Each is made when it is first asked for. Threads may ask at once;
 /// they take turns.
@@ -111,16 +87,14 @@ class AutoFronts {
 /// Returns the schedule that runs every op of store_all() once, in place wherever it may.
 Schedule store_all_in_place(const Graph& graph);
 
-/// Returns the plan of plan_auto(): that of plan_within(), or the front's own plan where it is proved optimal. Returns
-/// none where no plan fits.
-std::optional<JudgedRuns> pick_within(const FlatGraph& flat, const AutoFront& front, int64_t budget_bytes);
-
 /// Returns make_auto_front() without `exhaustive`: the fronts of all efforts up to that of `limits`, lowest first, each
 /// with its earlier steps.
-std::vector<Front> search_fronts(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
+std::vector<Front> search_fronts(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits,
+                                 const SearchParameters& parameters = {});
 
 /// Returns the last front of search_fronts().
-Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits);
+Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits,
+                   const SearchParameters& parameters = {});
 
 /// Returns the plans of make_auto_front() and those that pick_within() returns for evenly spaced budgets as points,
 /// smallest peak first.
