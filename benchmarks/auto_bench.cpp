@@ -5,6 +5,7 @@
 //     build/benchmarks/auto_bench --near N
 //     build/benchmarks/auto_bench --time [--effort low|normal|high] [FOLDER_OR_FILE...]
 //     build/benchmarks/auto_bench --scaling MOST_OPS
+//     build/benchmarks/auto_bench --ablate [--part NAME]... [--random N] [--effort low|normal|high] [FOLDER_OR_FILE...]
 //
 // Prints for each file and budget the extra time of `auto` over store-all, the best of the other planners, the lower bound,
 // and the planning time on one thread. The last rows of a file are at the smallest budget for which `auto` has a plan, and
@@ -25,6 +26,9 @@
 //
 // --scaling: the same once for uniform chains of 100 to 800 stages, and for seeded random training steps of 1,000 ops and
 // more, up to MOST_OPS.
+//
+// --ablate: what each part of `auto`, or each of the named ones, costs in planning time and buys in plan quality: the files,
+// N (20) seeded random chains and graphs of at most forty runs each, and N larger graphs, with the part turned off.
 
 #include <algorithm>
 #include <cstdio>
@@ -37,6 +41,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/auto_ablation.h"
 #include "headroom/core/error.h"
 #include "headroom/core/quote.h"
 #include "headroom/io/file.h"
@@ -365,6 +370,20 @@ Graph medium_graph(uint64_t seed) {
   return Graph(testing::random_graph(random, {.forward_ops = forward_ops, .most_bytes = 100, .special = false}));
 }
 
+/// Returns `count` seeded random chains, small graphs and larger graphs each.
+std::vector<Problem> random_problems(int count) {
+  std::vector<Problem> problems;
+  for (int seed = 1; seed <= count; ++seed) {
+    testing::Random random(static_cast<uint64_t>(seed));
+    problems.push_back(make_problem(testing::random_chain(random, static_cast<int>(random.number(4, 13)))));
+    const int forward_ops = static_cast<int>(random.number(4, 20));
+    problems.push_back(
+        make_problem(Graph(testing::random_graph(random, {.forward_ops = forward_ops, .special = random.chance(50)}))));
+    problems.push_back(make_problem(medium_graph(static_cast<uint64_t>(seed))));
+  }
+  return problems;
+}
+
 int bench_near(int count) {
   constexpr Effort kEfforts[] = {Effort::kLow, Effort::kNormal, Effort::kHigh};
   std::vector<double> sums(std::size(kEfforts), 0);
@@ -409,6 +428,8 @@ int main(int argc, char** argv) {
   int near = 0;
   int random_budgets = 20;
   bool only_time = false;
+  bool is_ablation = false;
+  std::vector<std::string> only_parts;
   int64_t scaling_ops = 0;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
@@ -423,6 +444,10 @@ int main(int argc, char** argv) {
       random_budgets = std::atoi(argv[++i]);
     } else if (word == "--scaling" && i + 1 < argc) {
       scaling_ops = std::atoll(argv[++i]);
+    } else if (word == "--ablate") {
+      is_ablation = true;
+    } else if (word == "--part" && i + 1 < argc) {
+      only_parts.emplace_back(argv[++i]);
     } else if (word == "--time") {
       only_time = true;
     } else {
@@ -432,6 +457,12 @@ int main(int argc, char** argv) {
   if (optimum > 0) return bench_optimum(optimum, effort.value_or(Effort::kHigh));
   if (near > 0) return bench_near(near);
   if (inputs.empty()) inputs.emplace_back("examples");
+  if (is_ablation) {
+    std::vector<Problem> problems = random_problems(random_budgets);
+    for (const std::filesystem::path& file : network_files(inputs)) problems.push_back(read_problem(file));
+    ablate(problems, effort.value_or(Effort::kNormal), only_parts);
+    return 0;
+  }
   if (only_time || scaling_ops > 0) {
     std::printf(
         "| network | ops | s | us an op | extra time | no plan below |\n| --- | --- | --- | --- | --- | --- |\n");

@@ -18,40 +18,41 @@ namespace headroom {
 
 /// The default planner: the least time within a budget, for any graph.
 ///
-/// It makes one front of plans for a graph and an effort, which does not depend on the budget, and picks a plan from
-/// it. Therefore more memory is never slower, and `curve` is that front. A problem keeps its fronts for the next budget
-/// (AutoFronts). A front is made in these steps:
-/// 1. *Levels.* These are targets for the peak: every fortieth of store-all's peak (every twentieth for more than 200
-///    runs), down to where no plan is found. Below that, levels are found by bisection towards
+/// It makes one front of plans for a graph and an effort, which does not depend on the budget, and picks a plan
+/// from it. Therefore more memory is never slower, and `curve` is that front. A problem keeps its fronts for the
+/// next budget (AutoFronts). All parameters are in SearchParameters. A front is made in these steps (front.h):
+/// 1. *Levels* (levels.h). These are targets for the peak: every fortieth of store-all's peak (every twentieth for
+///    more than 200 runs), down to where no plan is found. Below that, levels are found by bisection towards
 ///    peak_lower_bound_bytes().
-/// 2. *Starts.* For each level: the cut that memory_bound() finds around the moment with the largest bound, turned into
-///    a plan; store-all (with the fastest of several producers) and the plan of the level above, both brought down to
-///    the level (RunSearch::descend); the plans of smallest peak of `division-tree` and `peak-linear`; on chains, a
-///    plan of `chain` for every time in its tables; on graphs of at most 200 ops (2,000 at high effort), all plans of
-///    `lower-sets`, where they fit. Larger graphs start from plans of few lower sets where all other starts are clearly
-///    slower. All of these plans are in the front too.
-/// 3. *Polish.* For each level, with the plans of its neighbours in turn: some reruns are removed, the peak is brought
-///    back below the target with other choices, and reruns that are not needed are removed. The better of the old and
-///    the new plan is kept. On more than 200 runs, levels whose plan is within a ten-thousandth of the bound are not
-///    polished, except at high effort. On at most 200 runs, one more level, a fiftieth above the smallest peak, has
-///    work of its own.
-/// 4. *Small graphs*, of at most 40 runs: every plan of the front becomes a level of its own, just below the peak of
-///    the next plan, until no more plans are found. Changes then also insert any runs anywhere.
+/// 2. *Starts* (starts.h, planner_starts.h). For each level: the cut that memory_bound() finds around the moment
+///    with the largest bound, turned into a plan; store-all (with the fastest of several producers) and the plan of
+///    the level above, both brought down to the level (Descent); the plans of smallest peak of `division-tree` and
+///    `peak-linear`; on chains, a plan of `chain` for every time in its tables; on graphs of at most 200 ops (2,000
+///    at high effort), all plans of `lower-sets`, where they fit. Larger graphs start from plans of few lower sets
+///    where all other starts are clearly slower. All of these plans are in the front too.
+/// 3. *Polish* (polish.h). For each level, with the plans of its neighbours in turn: some reruns are removed, the
+///    peak is brought back below the target with other choices, and reruns that are not needed are removed. The
+///    better of the old and the new plan is kept. On more than 200 runs, levels whose plan is within a
+///    ten-thousandth of the bound are not polished, except at high effort. On at most 200 runs, one more level, a
+///    fiftieth above the smallest peak, has work of its own.
+/// 4. *Small graphs* (refinement.h), of at most 40 runs: every plan of the front becomes a level of its own, just
+///    below the peak of the next plan, until no more plans are found. Changes then also insert any runs anywhere.
 /// 5. *In place.* Ops run in place wherever they may and their input dies there. All peaks above include that
 ///    (Timeline).
-/// 6. *Exact search.* On graphs that `exhaustive` takes, it first finds the smallest peak and then searches all
-///    budgets, from the largest down. This happens before everything else with few states, which often proves all
-///    budgets, and, except at low effort, again after the search, whose plans shorten it. It has limits.max_states
-///    states for the smallest peak, as the planner `exhaustive` has, and as many again for all budgets together; on
-///    graphs of more than ExactParameters::max_values_in_full values and below high effort, max_states_if_larger.
-/// 7. *Deep networks*, of at least 1,000 ops and 32 equal blocks, except at high effort: 12 of the equal blocks stay
-///    (blocks.h), and steps 1 to 6 plan that graph. Its plans, and mixtures of neighbours, become plans of the whole
-///    graph, in which every block does what one of the 12 does. Where these plans are more than a hundredth above the
-///    bound, and below the smallest of their peaks, step 2 follows.
-/// 8. *Between* two plans of the front, more plans are made for the budget that is asked for, and for the levels
-///    between the same two plans, which are points of the curve (plan_within()).
-/// 9. *Effort.* Low effort stops after one round of step 3. High effort does everything that normal effort does, and
-///    starts from its plans. At every budget, a higher effort has the plans of the lower ones.
+/// 6. *Exact search* (exact.h). On graphs that `exhaustive` takes, it first finds the smallest peak and then
+///    searches all budgets, from the largest down. This happens before everything else with few states, which often
+///    proves all budgets, and, except at low effort, again after the search, whose plans shorten it. It has
+///    limits.max_states states for the smallest peak, as the planner `exhaustive` has, and as many again for all
+///    budgets together; on graphs of more than ExactParameters::max_values_in_full values and below high effort,
+///    max_states_if_larger.
+/// 7. *Deep networks* (blocks.h), of at least 1,000 ops and 32 equal blocks, except at high effort: 12 of the equal
+///    blocks stay, and steps 1 to 6 plan that graph. Its plans, and mixtures of neighbours, become plans of the
+///    whole graph, in which every block does what one of the 12 does. Where these plans are more than a hundredth
+///    above the bound, and below the smallest of their peaks, step 2 follows.
+/// 8. *Between* (between.h) two plans of the front, more plans are made for the budget that is asked for, and for
+///    the levels between the same two plans, which are points of the curve (plan_within()).
+/// 9. *Effort.* Low effort stops after one round of step 3. High effort does everything that normal effort does,
+///    and starts from its plans. At every budget, a higher effort has the plans of the lower ones.
 ///
 /// Plans may run an op several times, keep a value for part of the time, and recompute values for a recomputation.
 /// First runs keep the base order (--keep-order has no other choice yet). The plans are not optimal in any class, but

@@ -12,11 +12,11 @@ namespace headroom {
 struct SizeParameters {
   /// Largest number of runs of a *tiny* graph. Its front has few plans, so each of them can become a level of its own.
   int64_t max_tiny_runs = 40;
-  /// Largest number of runs of a *short* graph. Longer graphs have half as many levels and fewer starts for each, which
-  /// keeps planning below a millisecond for each op.
+  /// Largest number of runs of a *short* graph. Longer graphs have half as many levels and fewer starts for each, so
+  /// that planning time stays about linear in the graph.
   int64_t max_short_runs = 200;
-  /// Largest number of runs of a *medium* graph, whose levels get random starts and more rounds of polish. Above it,
-  /// one level takes so long that neither pays.
+  /// Largest number of runs of a *medium* graph, whose levels get random starts and more rounds of polish. Above it, one
+  /// level takes too long for that.
   int64_t max_medium_runs = 300;
   /// Number of runs above which a graph is *long*. Its levels descend from store-all only where no cut fits, and polish
   /// does less work for each run.
@@ -25,11 +25,11 @@ struct SizeParameters {
 
 /// The targets for which plans are searched.
 struct LevelParameters {
-  /// Number of evenly spaced levels up to store-all's peak. Plans for budgets between two levels are combined from
-  /// both, and more levels than these make them hardly any faster.
+  /// Number of evenly spaced levels up to store-all's peak. Planning time grows with it, and plans for budgets between
+  /// two levels are made from both.
   int count = 40;
   /// Number of bisection steps towards the smallest peak below the last level that has a plan. Each halves the gap to
-  /// the lower bound on the peak; after five steps the gap is less than a thousandth of store-all's peak.
+  /// the largest target without a plan; after five steps it is about a thousandth of store-all's peak.
   int bisection_steps = 5;
   /// Number of targets between two levels of a short graph for which the front gets plans of its own. Longer graphs
   /// have one, and 0 turns them off for all graphs.
@@ -50,12 +50,14 @@ struct StartParameters {
   /// Work to follow one table of `chain`, in decisions; divided by the square of the length it limits the number of
   /// plans.
   int64_t chain_plan_work = 100'000'000;
-  /// Whether plans of `lower-sets` are starts: all of them on small graphs, and those of few sets on larger ones.
+  /// Whether all plans of `lower-sets` are starts on small graphs.
   bool lower_sets = true;
   /// Largest number of ops for which all plans of `lower-sets` are starts; up to there they take little time.
   int64_t max_lower_set_ops = 200;
   /// The same number at high effort.
   int64_t max_lower_set_ops_at_high_effort = 2'000;
+  /// Whether plans of few lower sets are starts on larger graphs.
+  bool coarse_lower_sets = true;
   /// Whether the plans with the smallest peak of `division-tree`, and of `peak-cubic` and `peak-linear` on chains, are
   /// starts.
   bool smallest_peaks = true;
@@ -65,40 +67,42 @@ struct StartParameters {
   bool store_all = true;
   /// Whether the plan of the level above is a start.
   bool level_above = true;
-  /// Number of runs that one move may insert from a start, at first. Larger moves cost more work and seldom pay.
+  /// Number of runs that one move may insert from a start, at first. Most values need only a few ops to recompute.
   size_t few_insertions = 6;
   /// Number of runs that one move may insert in a second descent from the same start, for values that need long chains
   /// of ops to recompute; 0 for no second descent.
   size_t many_insertions = 16;
-  /// Work of the descent from one start; divided by the number of runs it gives the work for each run. Longer graphs
-  /// have more levels' worth of runs to edit and get less for each.
+  /// Work of the descent from one start; divided by the number of runs it gives the work for each run, so
+  /// that a descent takes about as long on every graph.
   int64_t descent_work = 700'000;
-  /// Smallest work of a descent for each run, which even long graphs need to reach the lower levels.
+  /// Smallest work of a descent for each run. Long graphs need more work for a lower level too.
   int64_t min_descent_work_per_run = 1'500;
-  /// Largest work of a descent for each run, after which a descent on a short graph has never reached its target.
+  /// Largest work of a descent for each run, which keeps a hopeless descent on a short graph short.
   int64_t max_descent_work_per_run = 4'000;
   /// Maximum number of descents with random choices at a level that no other start reaches; 0 for none.
   int max_random_starts = 40;
-  /// Number of times the time of store-all that a plan may take after a descent from a start on a short graph. Slower
-  /// plans are never the best of a level.
+  /// Number of times the time of store-all that a plan may take after a descent from a start on a short graph. A
+  /// plan that recomputes everything several times is not worth more work.
   int64_t max_slowdown = 8;
 };
 
 /// The descent to a target: which moves are evaluated, and when it gives up.
 struct DescentParameters {
-  /// Maximum work, for each run of the plan. A descent that takes more than this seldom ends.
+  /// Maximum work, for each run of the plan, of a descent from another plan.
   int64_t max_work_per_run = 1'100;
   /// Number of runs in the plan for each move that is applied at a time, as long as applying several moves at once
   /// reduces the excess. It trades planning time for the quality of single choices.
   int32_t runs_per_move = 60;
   /// The same number for polish and near the smallest budget, where each choice matters more.
   int32_t careful_runs_per_move = 100;
-  /// Number of failed moves at one sequence after which descent gives up, since moves with lower bounds fail too.
+  /// Number of failed moves at one sequence after which descent gives up, since the moves that are left have lower
+  /// bounds.
   size_t max_failed_moves = 12;
-  /// Maximum number of candidates evaluated at one step. It bounds steps at which few candidates have a move.
+  /// Maximum number of candidates evaluated at one step. It bounds the steps at which hardly any candidate has a
+  /// move.
   int max_evaluations = 500;
   /// Number of candidates evaluated at one step once a move has been found. Candidates are sorted by an upper bound on
-  /// their gain, so the best move is nearly always among the first.
+  /// their gain per time, so later ones have less to offer.
   int max_evaluations_after_move = 50;
   /// Work, for each run, between two checks of whether descent still makes progress; 0 for no checks.
   int64_t work_per_progress_check = 450;
@@ -127,14 +131,14 @@ struct PruningParameters {
 
 /// Perturbation: random changes to a plan, after which descent and pruning make another plan.
 struct PerturbationParameters {
-  /// Maximum number of reruns that are removed at a time; 0 turns perturbation off. More than these undo too much of
+  /// Maximum number of reruns that are removed at a time; 0 turns perturbation off. More would undo too much of
   /// the plan.
   int max_ruined = 12;
   /// Maximum numbers of runs that one move may insert in the descent that follows. Which one is best differs between
   /// graphs, so each is used in turn.
   std::array<size_t, 6> max_insertions = {1, 2, 4, 6, 12, 32};
-  /// Random change of each candidate's gain per time in that descent, in percent of it either way. Much less repeats
-  /// the same plan, and with much more the choices are blind.
+  /// Random change of each candidate's gain per time in that descent, in percent of it either way. Without
+  /// it a descent would mostly undo the perturbation.
   int noise_percent = 60;
   /// One in this many descents may also rematerialize a value early, just before one of the inputs of its op dies;
   /// 0 for none.
@@ -144,7 +148,7 @@ struct PerturbationParameters {
   /// Whether reruns that are neighbours, or of ops with equal costs, are removed together, and not only any reruns.
   bool removes_related = true;
   /// Maximum number of runs of any ops that are inserted anywhere in a plan of a tiny graph; 0 for none. Longer graphs
-  /// have too many places for this to hit a good one.
+  /// have too many places for a good one to be hit.
   int max_inserted = 4;
 };
 
@@ -155,11 +159,11 @@ struct PolishParameters {
   /// Whether the plans of the neighbouring levels are tried at a level too.
   bool neighbours = true;
   /// Work of polish at normal effort; divided by the number of runs it gives the work for each run, so that small
-  /// graphs get more rounds in about the same time.
+  /// graphs get more for each.
   int64_t work = 800'000;
   /// Smallest work for each run at normal effort on graphs that are not long.
   int64_t min_work_per_run = 2'000;
-  /// Largest work for each run at normal effort, above which tiny graphs gain nothing.
+  /// Largest work for each run at normal effort, which bounds the time on tiny graphs.
   int64_t max_work_per_run = 8'000;
   /// Work for each run of long graphs at normal effort.
   int64_t long_work_per_run = 3'000;
@@ -217,7 +221,7 @@ struct BetweenParameters {
 
 /// Folding: planning the equal blocks of a deep network together.
 struct FoldingParameters {
-  /// Smallest number of ops of a graph that is folded. Below, planning the whole graph is as quick and a little better.
+  /// Smallest number of ops of a graph that is folded. Below, planning the whole graph takes little time.
   int64_t min_ops = 1'000;
   /// Smallest number of equal blocks of a graph that is folded; 0 turns folding off.
   int32_t min_equal_blocks = 32;
@@ -237,7 +241,7 @@ struct ExactParameters {
   /// Largest number of values for which the second search has all of PlanLimits::max_states for the times.
   int64_t max_values_in_full = 20;
   /// Maximum number of states of the second search for the times on larger graphs, below high effort. A search that
-  /// needs more states takes longer than everything else together.
+  /// reaches it takes about as long as everything else together.
   int64_t max_states_if_larger = 100'000;
 };
 

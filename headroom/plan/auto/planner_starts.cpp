@@ -56,9 +56,9 @@ void add_lower_set_plans(const Problem& problem, const PlanLimits& limits, const
   const int64_t max_ops =
       limits.effort == Effort::kHigh ? parameters.max_lower_set_ops_at_high_effort : parameters.max_lower_set_ops;
   if (std::ssize(problem.graph.ops()) <= max_ops) {
-    append(lower_set_plans(problem.graph, limits), starts.plans);
+    if (parameters.lower_sets) append(lower_set_plans(problem.graph, limits), starts.plans);
   } else {
-    append(coarse_lower_set_plans(problem.graph), starts.coarse);
+    if (parameters.coarse_lower_sets) append(coarse_lower_set_plans(problem.graph), starts.coarse);
   }
 }
 
@@ -86,7 +86,7 @@ SearchStarts planner_starts(const Problem& problem, const PlanLimits& limits, co
   const StartParameters& start = parameters.start;
   SearchStarts starts;
   if (problem.chain && start.chain_tables) add_if_applicable([&] { add_chain_plans(problem, limits, start, starts); });
-  if (start.lower_sets) add_if_applicable([&] { add_lower_set_plans(problem, limits, start, starts); });
+  add_if_applicable([&] { add_lower_set_plans(problem, limits, start, starts); });
   if (start.smallest_peaks) add_smallest_peaks(problem, limits, starts);
   return starts;
 }

@@ -10,13 +10,13 @@ namespace headroom {
 
 /// How many moments and prices memory_bound() looks at. More make the bound tighter, but take longer.
 struct MemoryBoundParameters {
-  /// Number of moments that are taken evenly along the base order, which finds the bound of long plateaus of memory.
+  /// Number of moments that are taken evenly along the base order, in case the largest ones are all alike.
   int even_moments = 24;
-  /// Number of moments that are taken where store-all's memory is largest, which usually have the largest bound.
+  /// Number of moments that are taken where store-all's memory is largest, and most bytes are above the budget.
   int largest_moments = 24;
   /// Maximum number of these moments, those with the most bytes above the budget first, that are tried for one budget.
   int max_cuts = 3;
-  /// Maximum number of prices to try for one moment. The best price is nearly always found by then.
+  /// Maximum number of prices to try for one moment. The search usually ends earlier, when no better price is left.
   int max_prices = 12;
 };
 
