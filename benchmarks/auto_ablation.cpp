@@ -46,9 +46,7 @@ const std::vector<Part>& parts() {
        [](P& p) { p.descent.careful_runs_per_move = p.descent.runs_per_move; }},
       {"descent: keep inputs longer at a cost", [](P& p) { p.descent.extends_inputs = false; }},
       {"descent: move reruns earlier", [](P& p) { p.descent.moves_reruns = false; }},
-      {"descent: stop without progress", [](P& p) { p.descent.work_per_progress_check = 0; }},
       {"pruning: unneeded reruns", [](P& p) { p.pruning.max_work_per_op = 0; }},
-      {"pruning: leaner alternatives", [](P& p) { p.pruning.replaces_by_leaner = false; }},
       {"pruning: early first runs", [](P& p) { p.pruning.drops_early_runs = false; }},
       {"perturbation", [](P& p) { p.perturbation.max_ruined = 0; }},
       {"perturbation: related reruns", [](P& p) { p.perturbation.removes_related = false; }},
@@ -179,10 +177,11 @@ void ablate(const std::vector<Problem>& problems, Effort effort, const std::vect
                       parameters);
     };
     // All variants take turns, so that a change of the machine's load does not favour one of them.
-    const Outcome full = plan(std::nullopt, nullptr);
+    const int64_t smallest_bytes = plan(std::nullopt, nullptr).smallest_bytes;  // With cold caches.
+    const Outcome full = plan(smallest_bytes, nullptr);
     itself.add(full, full, problem.base_time_ns);
     for (size_t k = 0; k < chosen.size(); ++k)
-      differences[k].add(full, plan(full.smallest_bytes, &chosen[k]), problem.base_time_ns);
+      differences[k].add(full, plan(smallest_bytes, &chosen[k]), problem.base_time_ns);
     std::fprintf(stderr, "%s\n", problem.graph.name().c_str());
   }
   std::printf("%zu problems, %d cases with a plan, %.2f s of planning in full\n\n", problems.size(), itself.cases,

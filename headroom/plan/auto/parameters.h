@@ -104,11 +104,6 @@ struct DescentParameters {
   /// Number of candidates evaluated at one step once a move has been found. Candidates are sorted by an upper bound on
   /// their gain per time, so later ones have less to offer.
   int max_evaluations_after_move = 50;
-  /// Work, for each run, between two checks of whether descent still makes progress; 0 for no checks.
-  int64_t work_per_progress_check = 450;
-  /// Descent gives up if the excess is above this fraction of the excess at the previous check, since it will not reach
-  /// the target within its work.
-  double stalled_fraction = 0.9;
   /// Whether a move may keep an input of a rerun longer at the cost of some excess, instead of recomputing it too.
   bool extends_inputs = true;
   /// Whether a move may run an op's next rerun earlier instead of running the op once more.
@@ -123,8 +118,6 @@ struct PruningParameters {
   /// budget of a long chain may have a hundred times as many runs as the graph has ops, and would take very many
   /// passes.
   int64_t max_work_per_op = 2'000;
-  /// Whether runs are replaced by cheaper alternatives that write all that is read.
-  bool replaces_by_leaner = true;
   /// Whether first runs are dropped where nothing reads their outputs before the op runs again.
   bool drops_early_runs = true;
 };

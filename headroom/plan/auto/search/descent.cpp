@@ -102,18 +102,10 @@ bool Descent::run(int64_t target_bytes, const DescentOptions& options) {
   const int64_t end = editor_.work() + max_work(options);
   const auto max_ns = static_cast<double>(options.max_ns);
   excess_.assign(now, target_bytes);
-  double last_excess = excess_.total();
-  const int64_t work_per_check = parameters_.work_per_progress_check * now.size();
-  int64_t next_check = editor_.work() + work_per_check;
   while (now.peak_bytes() > target_bytes) {
     if (editor_.work() > end || now.time_ns() > options.max_ns || banned_.size() > parameters_.max_failed_moves)
       return false;
     const double excess = excess_.total();
-    if (work_per_check > 0 && editor_.work() > next_check) {
-      if (excess > parameters_.stalled_fraction * last_excess) return false;
-      last_excess = excess;
-      next_check = editor_.work() + work_per_check;
-    }
     candidates_.find(options);
     // Even if every move had the best bound, the plan would be too slow at the target.
     if (static_cast<double>(now.time_ns()) + excess / candidates_.best_bound() > max_ns) return false;

@@ -11,11 +11,6 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 }  // namespace
 
 void Pruning::run(int64_t target_bytes) {
-  if (flat_.has_alternatives && parameters_.replaces_by_leaner) {
-    const std::vector<int32_t> before = now_.runs();
-    replace_by_leaner();
-    if (now_.peak_bytes() > target_bytes) editor_.assign(before);
-  }
   if (parameters_.drops_early_runs) drop_early_runs();
   if (parameters_.max_work_per_op == 0) return;
   const int64_t end = editor_.work() + parameters_.max_work_per_op * flat_.op_count;
@@ -90,36 +85,6 @@ bool Pruning::fits_with_chosen(const Removal& removal, int64_t target_bytes) con
     if (is_removed_[at(w)] != 0) return false;
   return removal.first >= removal.position ||
          with_removals_.most(at(removal.first), at(removal.position)) <= target_bytes - removal.bytes;
-}
-
-/// Replaces each run whose outputs are not all read by an alternative that writes what is read, reads no other inputs,
-/// and is cheaper (by time, then bytes).
-void Pruning::replace_by_leaner() {
-  std::vector<int32_t> runs = now_.runs();
-  for (int32_t p = 0; p < now_.size(); ++p) runs[at(p)] = leanest(p);
-  if (runs != now_.runs()) editor_.assign(runs);
-}
-
-/// Returns the cheapest op that can take the place of a run, which may be the op itself.
-int32_t Pruning::leanest(int32_t position) const {
-  const int32_t op = now_.run(position);
-  const auto shared = std::ranges::find_if(flat_.outputs(op), [&](int32_t v) { return flat_.producers(v).size() > 1; });
-  if (shared == flat_.outputs(op).end()) return op;
-  const auto is_read = [&](int32_t w) { return now_.alive(w, position + 1) != nullptr; };
-  const auto cost = [&](int32_t one) {
-    return std::pair(flat_.time_ns[at(one)], flat_.output_bytes[at(one)] + flat_.workspace[at(one)]);
-  };
-  const auto reads = [&](int32_t u) { return std::ranges::find(flat_.inputs(op), u) != flat_.inputs(op).end(); };
-  int32_t best = op;
-  for (const int32_t other : flat_.producers(*shared)) {
-    if (flat_.once[at(other)] != 0 || cost(other) >= cost(best)) continue;
-    const auto makes = [&](int32_t w) {
-      return std::ranges::find(flat_.outputs(other), w) != flat_.outputs(other).end();
-    };
-    const bool makes_all = std::ranges::all_of(flat_.outputs(op), [&](int32_t w) { return !is_read(w) || makes(w); });
-    if (makes_all && std::ranges::all_of(flat_.inputs(other), reads)) best = other;
-  }
-  return best;
 }
 
 /// Removes first runs that nothing reads before the op runs again, as long as no other first run is in between. First

@@ -31,8 +31,6 @@ class Pruning {
   /// Reruns as (negative time, position), the slowest first.
   using Order = std::vector<std::pair<int64_t, int32_t>>;
 
-  void replace_by_leaner();
-  int32_t leanest(int32_t position) const;
   void drop_early_runs();
   Order reruns() const;
   bool remove_once(int64_t target_bytes, int64_t end);
