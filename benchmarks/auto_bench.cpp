@@ -5,6 +5,7 @@
 //     build/benchmarks/auto_bench --near N
 //     build/benchmarks/auto_bench --time [--effort low|normal|high] [FOLDER_OR_FILE...]
 //     build/benchmarks/auto_bench --scaling MOST_OPS
+//     build/benchmarks/auto_bench --ablate [--part NAME]... [--random N] [--effort low|normal|high] [FOLDER_OR_FILE...]
 //
 // Prints for each file and budget the extra time of `auto` over store-all, the best of the other planners, the lower bound,
 // and the planning time on one thread. The last rows of a file are at the smallest budget for which `auto` has a plan, and
@@ -25,6 +26,9 @@
 //
 // --scaling: the same once for uniform chains of 100 to 800 stages, and for seeded random training steps of 1,000 ops and
 // more, up to MOST_OPS.
+//
+// --ablate: what each part of `auto`, or each of the named ones, costs in planning time and buys in plan quality: the files,
+// N (20) seeded random chains and graphs of at most forty runs each, and N larger graphs, with the part turned off.
 
 #include <algorithm>
 #include <cstdio>
@@ -37,6 +41,8 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/auto_ablation.h"
+#include "benchmarks/random_problems.h"
 #include "headroom/core/error.h"
 #include "headroom/core/quote.h"
 #include "headroom/io/file.h"
@@ -358,13 +364,6 @@ int bench_optimum(int count, Effort effort) {
   return is_good ? 0 : 1;
 }
 
-/// Returns a training step of `forward_ops` layers with skips, with sizes and times from a wide range.
-Graph medium_graph(uint64_t seed) {
-  testing::Random random(seed);
-  const int forward_ops = static_cast<int>(random.number(20, 100));
-  return Graph(testing::random_graph(random, {.forward_ops = forward_ops, .most_bytes = 100, .special = false}));
-}
-
 int bench_near(int count) {
   constexpr Effort kEfforts[] = {Effort::kLow, Effort::kNormal, Effort::kHigh};
   std::vector<double> sums(std::size(kEfforts), 0);
@@ -400,59 +399,72 @@ int bench_near(int count) {
   return slower == 0 ? 0 : 1;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  std::vector<std::string> inputs;
-  std::optional<Effort> effort;
+struct Options {
+  std::vector<std::string> inputs = {};
+  std::optional<Effort> effort = {};
   int optimum = 0;
   int near = 0;
-  int random_budgets = 20;
+  int random = 20;
   bool only_time = false;
   int64_t scaling_ops = 0;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word == "--effort" && i + 1 < argc) {
-      const std::string name = argv[++i];
-      effort = name == "low" ? Effort::kLow : name == "high" ? Effort::kHigh : Effort::kNormal;
-    } else if (word == "--optimum" && i + 1 < argc) {
-      optimum = std::atoi(argv[++i]);
-    } else if (word == "--near" && i + 1 < argc) {
-      near = std::atoi(argv[++i]);
-    } else if (word == "--random" && i + 1 < argc) {
-      random_budgets = std::atoi(argv[++i]);
-    } else if (word == "--scaling" && i + 1 < argc) {
-      scaling_ops = std::atoll(argv[++i]);
+  bool is_ablation = false;
+  std::vector<std::string> parts = {};
+};
+
+Options parse(const std::vector<std::string>& words) {
+  Options options;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    const auto next = [&] { return i + 1 < words.size() ? words[++i] : std::string(); };
+    if (word == "--effort") {
+      const std::string name = next();
+      options.effort = name == "low" ? Effort::kLow : name == "high" ? Effort::kHigh : Effort::kNormal;
+    } else if (word == "--optimum") {
+      options.optimum = std::atoi(next().c_str());
+    } else if (word == "--near") {
+      options.near = std::atoi(next().c_str());
+    } else if (word == "--random") {
+      options.random = std::atoi(next().c_str());
+    } else if (word == "--scaling") {
+      options.scaling_ops = std::atoll(next().c_str());
+    } else if (word == "--ablate") {
+      options.is_ablation = true;
+    } else if (word == "--part") {
+      options.parts.push_back(next());
     } else if (word == "--time") {
-      only_time = true;
+      options.only_time = true;
     } else {
-      inputs.push_back(word);
+      options.inputs.push_back(word);
     }
   }
-  if (optimum > 0) return bench_optimum(optimum, effort.value_or(Effort::kHigh));
-  if (near > 0) return bench_near(near);
-  if (inputs.empty()) inputs.emplace_back("examples");
-  if (only_time || scaling_ops > 0) {
-    std::printf(
-        "| network | ops | s | us an op | extra time | no plan below |\n| --- | --- | --- | --- | --- | --- |\n");
-    if (scaling_ops > 0) {
-      bench_scaling(scaling_ops);
-      return 0;
-    }
-    for (const std::filesystem::path& file : network_files(inputs))
-      bench_time(read_problem(file), effort.value_or(Effort::kNormal), 5);
+  if (options.inputs.empty()) options.inputs.emplace_back("examples");
+  return options;
+}
+
+int bench_times(const Options& options) {
+  std::printf("| network | ops | s | us an op | extra time | no plan below |\n| --- | --- | --- | --- | --- | --- |\n");
+  if (options.scaling_ops > 0) {
+    bench_scaling(options.scaling_ops);
     return 0;
   }
+  for (const std::filesystem::path& file : network_files(options.inputs))
+    bench_time(read_problem(file), options.effort.value_or(Effort::kNormal), 5);
+  return 0;
+}
+
+int bench_ablation(const Options& options) {
+  std::vector<Problem> problems = random_problems(options.random);
+  for (const std::filesystem::path& file : network_files(options.inputs)) problems.push_back(read_problem(file));
+  ablate(problems, options.effort.value_or(Effort::kNormal), options.parts);
+  return 0;
+}
+
+int bench_all(const Options& options) {
   Totals totals;
   std::printf("| network | budget | auto | no plan below | best other | | | ms |\n");
   std::printf("| --- | --- | --- | --- | --- | --- | --- | --- |\n");
-  try {
-    for (const std::filesystem::path& file : network_files(inputs))
-      bench(file, effort.value_or(Effort::kNormal), random_budgets, totals);
-  } catch (const InvalidInput& error) {
-    std::fprintf(stderr, "auto_bench: %s\n", error.what());
-    return 2;
-  }
+  for (const std::filesystem::path& file : network_files(options.inputs))
+    bench(file, options.effort.value_or(Effort::kNormal), options.random, totals);
   std::printf(
       "\n%d cases: better than all others in %d, equal in %d (%d of them proved optimal), worse in %d, without a plan "
       "where another has one in %d; a larger smallest budget in %d; not monotone in %d; proved optimal in %d\n"
@@ -462,4 +474,20 @@ int main(int argc, char** argv) {
       100 * totals.worst_between);
   const bool holds = totals.worse + totals.missing + totals.smallest_worse + totals.not_monotone == 0;
   return holds && totals.worst_between <= kSlowerBetween ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Options options = parse({argv + 1, argv + argc});
+  try {
+    if (options.optimum > 0) return bench_optimum(options.optimum, options.effort.value_or(Effort::kHigh));
+    if (options.near > 0) return bench_near(options.near);
+    if (options.is_ablation) return bench_ablation(options);
+    if (options.only_time || options.scaling_ops > 0) return bench_times(options);
+    return bench_all(options);
+  } catch (const InvalidInput& error) {
+    std::fprintf(stderr, "auto_bench: %s\n", error.what());
+    return 2;
+  }
 }

@@ -5,7 +5,7 @@
 
 #include "headroom/core/chain.h"
 #include "headroom/core/simulate.h"
-#include "headroom/plan/auto/timeline.h"
+#include "headroom/plan/auto/search/timeline.h"
 #include "headroom/plan/chain/checkpoints.h"
 
 namespace headroom {

@@ -18,7 +18,7 @@ struct Fault {
 
 /// Tracks the memory of a training step while the steps of a schedule are applied one after the other. The rules of
 /// memory of docs/formats.md are written here, and nowhere else in the library except in the search of `auto`, which
-/// needs them in bulk (plan/auto/timeline.h).
+/// needs them in bulk (plan/auto/search/timeline.h).
 ///
 /// Every run makes a new *copy* of each value that it writes. A copy is live while it is its value's current copy or a
 /// live copy of another value holds it, and counts its value's bytes while it is live. A new copy holds the copies, of

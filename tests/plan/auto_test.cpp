@@ -5,7 +5,8 @@
 
 #include "headroom/core/simulate.h"
 #include "headroom/io/text.h"
-#include "headroom/plan/auto/search.h"
+#include "headroom/plan/auto/levels.h"
+#include "headroom/plan/auto/search/search.h"
 #include "headroom/plan/bounds/memory_bound.h"
 #include "headroom/plan/chain/chain.h"
 #include "headroom/plan/exact/exhaustive.h"
@@ -50,7 +51,7 @@ TEST(RunSearch, DescendsAndPrunesByHand) {
   EXPECT_FALSE(search.descend(19, {})) << "f2 alone takes 20";
   search.assign({0, 1, 2, 3, 4, 5});
   search.remember();
-  EXPECT_FALSE(search.ruin(3)) << "nothing runs twice";
+  EXPECT_FALSE(search.ruin()) << "nothing runs twice";
 }
 
 struct Against {
@@ -78,7 +79,7 @@ void compare_with_exhaustive(const Problem& problem, Effort effort, const std::s
     const PlanResult optimum = plan_exhaustive(graph, request);
     if (optimum.status != PlanStatus::kOptimal) continue;
     const int64_t optimum_ns = simulate(graph, *optimum.schedule).time_ns;
-    const MemoryBound bound = memory_bound(graph, *request.budget_bytes, 100);
+    const MemoryBound bound = memory_bound(graph, *request.budget_bytes, {.max_cuts = 100});
     ASSERT_TRUE(bound.is_feasible) << where << "budget " << *request.budget_bytes;
     ASSERT_LE(bound.time_ns, optimum_ns) << where << "budget " << *request.budget_bytes;
     int64_t found_ns = std::numeric_limits<int64_t>::max();

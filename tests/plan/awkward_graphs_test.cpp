@@ -10,6 +10,7 @@
 #include "headroom/core/simulate.h"
 #include "headroom/io/text.h"
 #include "headroom/plan/auto/auto.h"
+#include "headroom/plan/auto/levels.h"
 #include "headroom/plan/bounds/memory_bound.h"
 #include "headroom/plan/bounds/time_bound.h"
 #include "headroom/plan/exact/exhaustive.h"

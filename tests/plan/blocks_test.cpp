@@ -7,6 +7,7 @@
 
 #include "headroom/core/chain.h"
 #include "headroom/plan/auto/auto.h"
+#include "headroom/plan/auto/front.h"
 #include "tests/support/build.h"
 
 namespace headroom {
@@ -206,7 +207,7 @@ TEST(PlanAuto, PlansDeepNetworksByFewOfTheirBlocks) {
   const FlatGraph flat(problem.graph);
   const PlanLimits limits{.threads = 1};
   const AutoFront folded{.plans = search_front(problem, flat, limits)};
-  const AutoFront whole{.plans = search_fronts(flat, {}, limits).back()};
+  const AutoFront whole{.plans = search_fronts(flat, {}, limits, {}).back()};
   EXPECT_LE(folded.plans.front().peak_bytes, whole.plans.front().peak_bytes * 101 / 100);
   for (int percent = 95; percent >= 50; percent -= 5) {
     const int64_t budget_bytes = problem.base_peak_bytes * percent / 100;

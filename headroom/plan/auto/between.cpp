@@ -3,32 +3,27 @@
 #include <algorithm>
 #include <iterator>
 
-#include "headroom/algorithm/pareto.h"
+#include "headroom/plan/auto/search/search.h"
 
 namespace headroom {
-
-Front undominated(std::vector<JudgedRuns> plans) {
-  return pareto_front(std::move(plans), &JudgedRuns::peak_bytes, &JudgedRuns::time_ns);
-}
-
 namespace {
-
-constexpr int kMaxBisectionSteps = 30;          ///< Maximum number of bisection steps on the way to one budget.
-constexpr int64_t kMaxPerturbedReruns = 16;     ///< Maximum number of reruns of a plan that is perturbed.
-constexpr int kPerturbationsPerBisection = 24;  ///< Number of attempts to perturb a plan at one bisection step.
 
 /// Makes plans between two neighbours of a front by bisection.
 class Bisection {
  public:
-  Bisection(const FlatGraph& flat, const Front& front, const JudgedRuns& lowest)
-      : search_(flat), few_runs_(std::ssize(front.back().runs) + kMaxPerturbedReruns), min_bytes_(lowest.peak_bytes) {}
+  /// Keeps a reference to the parameters.
+  Bisection(const FlatGraph& flat, const Front& front, const JudgedRuns& lowest, const SearchParameters& parameters)
+      : search_(flat, parameters),
+        parameters_(parameters),
+        few_runs_(std::ssize(front.back().runs) + parameters.between.max_perturbed_reruns),
+        min_bytes_(lowest.peak_bytes) {}
 
   /// Adds to `found` a plan for each of some ascending budgets, which are at least lower's peak and below upper's.
   /// `lower` is the plan for all budgets from its peak to `least_bytes`.
   void find(const JudgedRuns& lower, int64_t least_bytes, const JudgedRuns& upper, int depth,
             std::span<const int64_t> budgets, std::vector<JudgedRuns>& found) {
     const int64_t target_bytes = least_bytes + (upper.peak_bytes - least_bytes) / 2;
-    const bool is_end = depth == kMaxBisectionSteps || target_bytes <= least_bytes;
+    const bool is_end = depth == parameters_.between.max_bisection_steps || target_bytes <= least_bytes;
     const auto has_plan = [&](int64_t budget_bytes) { return is_end || budget_bytes <= lower.peak_bytes; };
     const auto open = std::ranges::find_if_not(budgets, has_plan);
     found.insert(found.end(), static_cast<size_t>(open - budgets.begin()), lower);
@@ -60,23 +55,26 @@ class Bisection {
     search_.assign(lower.runs);
     keep_better();
     search_.assign(upper.runs);
-    if (search_.descend(target_bytes, {.most_ns = slightly_more(middle.time_ns)})) keep_better();
+    if (search_.descend(target_bytes, {.max_ns = slightly_more(middle.time_ns)})) keep_better();
     // With few reruns, the choice of each one matters much, and tries are quick.
-    const bool has_few = std::ssize(middle.runs) <= few_runs_;
+    const PerturbationParameters& perturbation = parameters_.perturbation;
+    const bool has_few = perturbation.max_ruined > 0 && std::ssize(middle.runs) <= few_runs_;
     search_.seed(static_cast<uint64_t>(target_bytes));
-    for (int k = 0; has_few && k < kPerturbationsPerBisection; ++k) {
+    for (int k = 0; has_few && k < parameters_.between.perturbations; ++k) {
       search_.assign(middle.runs);
       search_.remember();
-      if (!search_.ruin(1 + static_cast<int>(search_.random(RandomChanges::kMostRuined)))) break;
-      const size_t most_insertions =
-          RandomChanges::kMostInsertions[search_.random(RandomChanges::kMostInsertions.size())];
-      if (search_.descend(target_bytes, {most_insertions, RandomChanges::kNoise, false, slightly_more(middle.time_ns)}))
-        keep_better();
+      if (!search_.ruin()) break;
+      DescentOptions options;
+      options.max_insertions = search_.random_max_insertions();
+      options.noise = perturbation.noise_percent;
+      options.max_ns = slightly_more(middle.time_ns);
+      if (search_.descend(target_bytes, options)) keep_better();
     }
     return middle;
   }
 
   RunSearch search_;
+  const SearchParameters& parameters_;
   int64_t few_runs_;
   int64_t min_bytes_;
 };
@@ -84,19 +82,19 @@ class Bisection {
 }  // namespace
 
 std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes,
-                                      std::span<const int64_t> targets) {
+                                      std::span<const int64_t> targets, const SearchParameters& parameters) {
   const auto above =
       std::ranges::partition_point(front, [&](const JudgedRuns& plan) { return plan.peak_bytes <= budget_bytes; });
   if (above == front.begin()) return std::nullopt;
   const JudgedRuns& lower = *std::prev(above);
-  if (above == front.end()) return lower;
+  if (above == front.end() || parameters.between.max_bisection_steps == 0) return lower;
   std::vector<int64_t> budgets{budget_bytes};
   std::ranges::copy_if(targets, std::back_inserter(budgets), [&](int64_t target_bytes) {
     return lower.peak_bytes < target_bytes && target_bytes < above->peak_bytes;
   });
   std::ranges::sort(budgets);
   std::vector<JudgedRuns> found{lower};
-  Bisection(flat, front, lower).find(lower, lower.peak_bytes, *above, 0, budgets, found);
+  Bisection(flat, front, lower, parameters).find(lower, lower.peak_bytes, *above, 0, budgets, found);
   std::erase_if(found, [&](const JudgedRuns& plan) { return plan.peak_bytes > budget_bytes; });
   return *std::ranges::min_element(found, is_better);
 }

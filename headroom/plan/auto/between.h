@@ -5,15 +5,10 @@
 #include <span>
 #include <vector>
 
-#include "headroom/plan/auto/search.h"
+#include "headroom/plan/auto/parameters.h"
+#include "headroom/plan/auto/search/judged_runs.h"
 
 namespace headroom {
-
-/// Plans of which none dominates another: the peak ascends, and the time strictly descends.
-using Front = std::vector<JudgedRuns>;
-
-/// Returns the Pareto front of some plans for peak and time.
-Front undominated(std::vector<JudgedRuns> plans);
 
 /// Returns the plan of a front for a budget, or none where the budget is below the front's smallest peak.
 ///
@@ -23,6 +18,6 @@ Front undominated(std::vector<JudgedRuns> plans);
 /// slower than the plan for any smaller target. A plan that is faster than the next larger one is not taken, so that
 /// more memory is never slower.
 std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes,
-                                      std::span<const int64_t> targets = {});
+                                      std::span<const int64_t> targets, const SearchParameters& parameters);
 
 }  // namespace headroom

@@ -15,12 +15,12 @@ class FasterBase {
       if (!flat.producers(v).empty()) producer_[at(v)] = flat.producers(v).back();
   }
 
-  std::vector<int32_t> find(const std::vector<int32_t>& base) {
+  std::vector<int32_t> find(const std::vector<int32_t>& base, int64_t max_work) {
     std::vector<int32_t> best;
     if (!flat_.has_alternatives) return best;
     int64_t best_ns = time_of(base);
     int64_t work = 0;
-    for (int32_t op = 0; op < flat_.op_count && work < kMaxWork; ++op) {
+    for (int32_t op = 0; op < flat_.op_count && work < max_work; ++op) {
       const auto is_slower = [&](int32_t v) { return flat_.time_ns[at(producer_[at(v)])] > flat_.time_ns[at(op)]; };
       if (!std::ranges::any_of(flat_.outputs(op), is_slower)) continue;
       const std::vector<int32_t> before = producer_;
@@ -38,8 +38,6 @@ class FasterBase {
   }
 
  private:
-  static constexpr int64_t kMaxWork = 10'000'000;  ///< Maximum number of ops visited in all tries.
-
   int64_t time_of(const std::vector<int32_t>& runs) const {
     int64_t sum_ns = 0;
     for (const int32_t op : runs)
@@ -81,8 +79,8 @@ class FasterBase {
 
 }  // namespace
 
-std::vector<int32_t> faster_base(const FlatGraph& flat, const std::vector<int32_t>& base) {
-  return FasterBase(flat).find(base);
+std::vector<int32_t> faster_base(const FlatGraph& flat, const std::vector<int32_t>& base, int64_t max_work) {
+  return FasterBase(flat).find(base, max_work);
 }
 
 std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base,

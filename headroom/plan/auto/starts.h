@@ -3,15 +3,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "headroom/plan/auto/timeline.h"
+#include "headroom/plan/auto/search/timeline.h"
 #include "headroom/plan/bounds/memory_bound.h"
 
 namespace headroom {
 
 /// Returns store-all with faster producers of values that have several. Each producer is tried instead of a slower one,
 /// and kept where all ops that the step then needs, in base order, take less time. `base` are the runs of store-all.
-/// Returns nothing where no other producers are faster.
-std::vector<int32_t> faster_base(const FlatGraph& flat, const std::vector<int32_t>& base);
+/// Returns nothing where no other producers are faster. Visits about `max_work` ops.
+std::vector<int32_t> faster_base(const FlatGraph& flat, const std::vector<int32_t>& base, int64_t max_work);
 
 /// Returns a plan made from the cut of memory_bound(): store-all up to the bound's moment, at which only the kept
 /// values of those produced before are live, and the others are recomputed where they are read. Returns nothing where

@@ -14,11 +14,6 @@
 namespace headroom {
 namespace {
 
-/// Number of moments to look at evenly along the base order, and number of moments to look at where store-all's memory
-/// is largest.
-constexpr int kMomentsPerSample = 24;
-constexpr int kMaxPrices = 12;  ///< Maximum number of prices to try for one moment.
-
 size_t at(int i) { return static_cast<size_t>(i); }
 
 bool contains(const std::vector<ValueId>& ids, ValueId id) { return std::ranges::find(ids, id) != ids.end(); }
@@ -88,22 +83,26 @@ struct Moment {
 
 class MemoryBounds::Moments {
  public:
-  explicit Moments(const Graph& graph)
-      : graph_(graph), dependences_(graph), least_ns_(time_lower_bound_ns(graph)), moments_(find_moments()) {
+  Moments(const Graph& graph, const MemoryBoundParameters& parameters)
+      : graph_(graph),
+        dependences_(graph),
+        least_ns_(time_lower_bound_ns(graph)),
+        max_prices_(parameters.max_prices),
+        moments_(find_moments(parameters)) {
     for (const Op& op : graph.ops()) total_ns_ += op.time_ns;
     for (const Value& value : graph.values()) total_bytes_ += value.bytes;
   }
 
-  MemoryBound bound(int64_t budget_bytes, int cuts) const {
-    MemoryBound bound{least_ns_, true, {}, {}};
+  MemoryBound bound(int64_t budget_bytes, int max_cuts) const {
+    MemoryBound bound{.time_ns = least_ns_, .is_feasible = true, .moment = {}, .kept = {}};
     Extra extra;
     int tried = 0;
     for (const Moment& moment : moments_) {
       const int64_t room_bytes = budget_bytes - moment.own_bytes;
-      if (moment.wanted_bytes <= room_bytes || tried++ == cuts) break;
+      if (moment.wanted_bytes <= room_bytes || tried++ == max_cuts) break;
       Line way{};
       const std::optional<Extra> found = find_extra(moment, room_bytes, way);
-      if (!found) return {bound.time_ns, false, {}, {}};
+      if (!found) return {.time_ns = bound.time_ns, .is_feasible = false, .moment = {}, .kept = {}};
       if (!found->exceeds(extra)) continue;
       extra = *found;
       bound.moment = dependences_.groups().ops[at(moment.group)];
@@ -129,7 +128,7 @@ class MemoryBounds::Moments {
     int64_t time_ns = 0;
     int64_t bytes = 0;    ///< Bytes kept.
     FlowAmount cost = 0;  ///< Value of the flow: no way costs less at that price.
-    std::vector<ValueId> kept;
+    std::vector<ValueId> kept = {};
   };
 
   /// A lower bound on the extra time that fitting a moment into the budget takes. The fraction orders moments that are
@@ -143,7 +142,7 @@ class MemoryBounds::Moments {
   };
 
   /// Returns the moments to look at, those with the most bytes first.
-  std::vector<Moment> find_moments() const {
+  std::vector<Moment> find_moments(const MemoryBoundParameters& parameters) const {
     std::vector<std::pair<int64_t, int>> runs;  // Runs of store-all, as (bytes of the moment, group).
     const Schedule plain = store_all(graph_);
     const Simulation simulation = simulate(graph_, plain);
@@ -152,11 +151,12 @@ class MemoryBounds::Moments {
       const int group = dependences_.groups().group_of_op[index(plain.steps[i].op())];
       if (dependences_.groups().needed[at(group)] != 0) runs.emplace_back(simulation.moment_bytes[i], group);
     }
-    const size_t tried = std::min(runs.size(), at(kMomentsPerSample));
+    const size_t even = std::min(runs.size(), at(parameters.even_moments));
+    const size_t largest = std::min(runs.size(), at(parameters.largest_moments));
     std::vector<int> groups;
-    for (size_t i = 0; i < tried; ++i) groups.push_back(runs[i * runs.size() / tried].second);
+    for (size_t i = 0; i < even; ++i) groups.push_back(runs[i * runs.size() / even].second);
     std::ranges::stable_sort(runs, std::greater<>(), [](const auto& run) { return run.first; });
-    for (size_t i = 0; i < tried; ++i) groups.push_back(runs[i].second);
+    for (size_t i = 0; i < largest; ++i) groups.push_back(runs[i].second);
     std::ranges::sort(groups);
     groups.erase(std::unique(groups.begin(), groups.end()), groups.end());
     std::vector<Moment> moments;
@@ -267,7 +267,7 @@ class MemoryBounds::Moments {
     MaxFlow& flow = network.flow;
     for (const auto& [edge, time_ns] : network.reruns) flow.set_capacity(edge, price.time_weight * time_ns);
     for (const auto& [edge, id] : network.keeps) flow.set_capacity(edge, price.byte_weight * graph_.value(id).bytes);
-    Line line{0, 0, flow.run(0, 1), {}};
+    Line line{.cost = flow.run(0, 1)};
     HEADROOM_ASSERT(flow.find_error() == nullptr);  // The bound is proved by this flow.
     for (const auto& [edge, time_ns] : network.reruns)
       if (flow.is_cut(edge)) line.time_ns += time_ns;
@@ -283,19 +283,20 @@ class MemoryBounds::Moments {
   /// fits.
   std::optional<Extra> find_extra(const Moment& moment, int64_t room_bytes, Line& way) const {
     Network network = network_of(moment);
-    Line all{0, moment.wanted_bytes, 0, {}};
+    Line all{.bytes = moment.wanted_bytes};
     // At this price, one byte less is worth any time.
-    Line least = cheapest(network, fitting({1, FlowAmount{total_ns_} + 1}));
+    Line least = cheapest(network, fitting({.time_weight = 1, .byte_weight = FlowAmount{total_ns_} + 1}));
     if (least.bytes > room_bytes) return std::nullopt;
     Extra best;
-    for (int i = 0; i < kMaxPrices && all.bytes > least.bytes; ++i) {
-      const Price price = fitting({all.bytes - least.bytes, least.time_ns - all.time_ns});
+    for (int i = 0; i < max_prices_ && all.bytes > least.bytes; ++i) {
+      const Price price = fitting({.time_weight = all.bytes - least.bytes, .byte_weight = least.time_ns - all.time_ns});
       if (price.time_weight == 0 || price.byte_weight < 0) break;
       Line line = cheapest(network, price);
       const FlowAmount excess = line.cost - price.byte_weight * room_bytes;
       if (excess > 0) {
-        const Extra extra{excess / price.time_weight,
-                          static_cast<double>(excess % price.time_weight) / static_cast<double>(price.time_weight)};
+        const Extra extra{
+            .whole_ns = excess / price.time_weight,
+            .fraction = static_cast<double>(excess % price.time_weight) / static_cast<double>(price.time_weight)};
         if (extra.exceeds(best)) best = extra;
       }
       if (line.cost >= price.cost(all.time_ns, all.bytes)) break;
@@ -310,16 +311,22 @@ class MemoryBounds::Moments {
   int64_t least_ns_;
   int64_t total_ns_ = 0;     ///< Time of all ops.
   int64_t total_bytes_ = 0;  ///< Bytes of all values.
+  int max_prices_;
   std::vector<Moment> moments_;
 };
 
-MemoryBounds::MemoryBounds(const Graph& graph) : moments_(std::make_unique<const Moments>(graph)) {}
+MemoryBounds::MemoryBounds(const Graph& graph, const MemoryBoundParameters& parameters)
+    : moments_(std::make_unique<const Moments>(graph, parameters)), max_cuts_(parameters.max_cuts) {}
 MemoryBounds::~MemoryBounds() = default;
 
-MemoryBound MemoryBounds::within(int64_t budget_bytes, int cuts) const { return moments_->bound(budget_bytes, cuts); }
+MemoryBound MemoryBounds::within(int64_t budget_bytes) const { return within(budget_bytes, max_cuts_); }
 
-MemoryBound memory_bound(const Graph& graph, int64_t budget_bytes, int cuts) {
-  return MemoryBounds(graph).within(budget_bytes, cuts);
+MemoryBound MemoryBounds::within(int64_t budget_bytes, int max_cuts) const {
+  return moments_->bound(budget_bytes, max_cuts);
+}
+
+MemoryBound memory_bound(const Graph& graph, int64_t budget_bytes, const MemoryBoundParameters& parameters) {
+  return MemoryBounds(graph, parameters).within(budget_bytes);
 }
 
 }  // namespace headroom

@@ -8,6 +8,18 @@
 
 namespace headroom {
 
+/// How many moments and prices memory_bound() looks at. More make the bound tighter, but take longer.
+struct MemoryBoundParameters {
+  /// Number of moments that are taken evenly along the base order, in case the largest ones are all alike.
+  int even_moments = 24;
+  /// Number of moments that are taken where store-all's memory is largest, and most bytes are above the budget.
+  int largest_moments = 24;
+  /// Maximum number of these moments, those with the most bytes above the budget first, that are tried for one budget.
+  int max_cuts = 3;
+  /// Maximum number of prices to try for one moment. The search usually ends earlier, when no better price is left.
+  int max_prices = 12;
+};
+
 struct MemoryBound {
   int64_t time_ns = 0;      ///< Lower bound on the time of every valid schedule within the budget, in nanoseconds.
   bool is_feasible = true;  ///< False if it is proved that no valid schedule fits the budget.
@@ -35,26 +47,29 @@ struct MemoryBound {
 /// Ops that share outputs count as one op that writes all of them, is as fast as the fastest, and needs what all of
 /// them read. Where even the cut with the fewest bytes does not fit, no schedule does.
 ///
-/// The moments are taken evenly along the base order and where store-all's memory is largest. The `cuts` of them with
-/// the most bytes above the budget are tried. Takes O(cuts * (a few maximum flows)) time.
+/// The moments are taken evenly along the base order and where store-all's memory is largest. Those with the most bytes
+/// above the budget are tried. Takes O(parameters.max_cuts * (a few maximum flows)) time.
 ///
 /// Source: PyTorch's partitioner makes the same cut for one moment and no budget; the rest is Lagrangian relaxation.
-MemoryBound memory_bound(const Graph& graph, int64_t budget_bytes, int cuts = 3);
+MemoryBound memory_bound(const Graph& graph, int64_t budget_bytes, const MemoryBoundParameters& parameters = {});
 
 /// Computes memory_bound() for many budgets of one graph; what does not depend on the budget is computed once. Keeps a
 /// reference to the graph.
 class MemoryBounds {
  public:
-  explicit MemoryBounds(const Graph& graph);
+  explicit MemoryBounds(const Graph& graph, const MemoryBoundParameters& parameters = {});
   ~MemoryBounds();
   MemoryBounds(const MemoryBounds&) = delete;
   MemoryBounds& operator=(const MemoryBounds&) = delete;
 
-  MemoryBound within(int64_t budget_bytes, int cuts = 3) const;
+  MemoryBound within(int64_t budget_bytes) const;
+  /// Looks at up to `max_cuts` moments instead of parameters.max_cuts.
+  MemoryBound within(int64_t budget_bytes, int max_cuts) const;
 
  private:
   class Moments;
   std::unique_ptr<const Moments> moments_;
+  int max_cuts_;
 };
 
 }  // namespace headroom

@@ -1,4 +1,4 @@
-#include "headroom/plan/auto/timeline.h"
+#include "headroom/plan/auto/search/timeline.h"
 
 #include <algorithm>
 #include <bit>
