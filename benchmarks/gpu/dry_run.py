@@ -46,7 +46,7 @@ def load_absent_gpu() -> None:
 load_absent_gpu()
 
 import torch  # noqa: E402
-from headroom.exec.inductor import kernels  # noqa: E402
+from headroom.exec.inductor import fusion, kernels  # noqa: E402
 from headroom.exec.inductor import partitioner as inductor  # noqa: E402
 from headroom.settings import Settings  # noqa: E402
 from torch import nn  # noqa: E402
@@ -164,10 +164,10 @@ def estimate_costs() -> None:
             call.time_ns = START_NS + int(max(flops / FLOPS_PER_NS, moved / BYTES_PER_NS))
             call.workspace_bytes = 0
 
-    inductor.fill_costs = fill
-    inductor.move_time_ns = lambda moved, *_: START_NS + moved // BYTES_PER_NS
-    inductor.draw_time_ns = lambda count, *_: int(NS_PER_DRAW * count)
-    inductor.cost_cache = inductor._C.Meter = lambda *_, **__: None
+    fusion.fill_costs = fill
+    fusion.move_time_ns = lambda moved, *_: START_NS + moved // BYTES_PER_NS
+    fusion.draw_time_ns = lambda count, *_: int(NS_PER_DRAW * count)
+    inductor.cost_cache = fusion._C.Meter = lambda *_, **__: None
 
 
 def put_there(model: nn.Module) -> nn.Module:

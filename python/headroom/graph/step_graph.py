@@ -37,84 +37,106 @@ def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) ->
     """
     forward, backward = base_order(of)
     outputs = {of.value_of_tensor[tensor] for tensor in of.forward_outputs if tensor >= 0}
-    ops: list[_C.Op] = []
-    call_of_op: list[int] = []
-    handed_on: list[int] = []
+    builder = _GraphBuilder(of)
+    for position in forward:
+        builder.add_call(position, is_backward=False)
+        for value in of.calls[position].values:
+            if value in outputs:
+                builder.hand_on(value)
+    builder.add_rest(rest, [of.calls[position].effect for position in forward if of.calls[position].has_effect])
+    for position in backward:
+        builder.add_call(position, is_backward=True)
+    if accumulates:
+        builder.add_accumulation(rest)
+    return builder.build(), builder.call_of_op
 
-    def add(position: int, *, is_backward: bool) -> None:
-        call = of.calls[position]
-        reads = list(dict.fromkeys(of.value_of_tensor[tensor] for tensor in call.reads))
+
+class _GraphBuilder:
+    """Adds the ops of a step in their base order, and the values that only these ops have."""
+
+    def __init__(self, of: Capture) -> None:
+        self.of = of
+        self.ops: list[_C.Op] = []
+        self.call_of_op: list[int] = []
+        self.added_values: list[_C.Value] = []
+        self.added_outputs: list[int] = []  # Values of the builder's own that are outputs of the step.
+        self.tangents = list(dict.fromkeys(of.value_of_tensor[tensor] for tensor in of.backward_inputs if tensor >= 0))
+        self.gradients = [of.value_of_tensor[tensor] for tensor in of.backward_outputs if tensor >= 0]
+        self.held: list[int] = []  # Gradients of outputs that others hold until the end of backward.
+
+    def _add(self, op: _C.Op, call: int) -> None:
+        self.ops.append(op)
+        self.call_of_op.append(call)
+
+    def _add_output(self, value: _C.Value) -> int:
+        self.added_values.append(value)
+        self.added_outputs.append(len(self.of.values) + len(self.added_values) - 1)
+        return self.added_outputs[-1]
+
+    def add_call(self, position: int, *, is_backward: bool) -> None:
+        call = self.of.calls[position]
         op = _C.Op(
             name=call.node.name,
             is_backward=is_backward,
-            inputs=reads,
+            inputs=list(dict.fromkeys(self.of.value_of_tensor[tensor] for tensor in call.reads)),
             outputs=call.values,
             time_ns=call.time_ns,
             workspace_bytes=call.workspace_bytes,
             recompute=call.may_recompute,
-            overwrites=overwritten(call, of),
+            overwrites=overwritten(call, self.of),
         )
-        ops.append(op)
-        call_of_op.append(position)
+        self._add(op, position)
 
-    for position in forward:
-        add(position, is_backward=False)
-        for value in of.calls[position].values:
-            if value in outputs:
-                handed_on.append(value)
-                kept = len(of.values) + len(handed_on) - 1
-                name = f"output {of.values[value].name}"
-                ops.append(_C.Op(name=name, is_backward=False, inputs=[value], outputs=[kept]))
-                call_of_op.append(HANDS_ON)
-    kept_outputs = list(range(len(of.values), len(of.values) + len(handed_on)))
-    tangents = list(dict.fromkeys(of.value_of_tensor[tensor] for tensor in of.backward_inputs if tensor >= 0))
-    left = len(of.values) + len(handed_on)
-    workspace = max(0, rest.peak_bytes - rest.left_bytes - sum(of.values[value].bytes for value in tangents))
-    # Calls with effects in forward run before the rest of the step, whether or not their results are read.
-    effects = [of.calls[position].effect for position in forward if of.calls[position].has_effect]
-    op = _C.Op(
-        name="the rest of the step",
-        is_backward=True,
-        inputs=[*kept_outputs, *effects],
-        outputs=[*tangents, left],
-        workspace_bytes=workspace,
-    )
-    ops.append(op)
-    call_of_op.append(HANDS_ON)
-    for position in backward:
-        add(position, is_backward=True)
-    gradients = [of.value_of_tensor[tensor] for tensor in of.backward_outputs if tensor >= 0]
-    # loss.backward() itself holds the gradient of the loss.
-    scalars = [tensor for tensor in of.backward_inputs if tensor >= 0 and of.tensors[tensor].meta["val"].numel() == 1]
-    held = tangents if rest.is_held else [of.value_of_tensor[tensor] for tensor in scalars]
-    effects = [call.effect for call in of.calls if call.has_effect]
-    kept_values = [value for value in dict.fromkeys([*gradients, *held, *effects]) if not of.values[value].resident]
-    kept_values += [*kept_outputs, left]
-    if accumulates:
-        accumulated = left + 1
-        reads = list(dict.fromkeys(gradients))
-        workspace = max(_copied_gradients_bytes(of), rest.tail_bytes)
+    def hand_on(self, value: int) -> None:
+        """Adds the op that hands a value on as a forward output, which holds the value from then on."""
+        name = f"output {self.of.values[value].name}"
+        kept = self._add_output(_C.Value(f"{self.of.values[value].name} as output", 0, holds=[value]))
+        self._add(_C.Op(name=name, is_backward=False, inputs=[value], outputs=[kept]), HANDS_ON)
+
+    def add_rest(self, rest: Rest, effects: list[int]) -> None:
+        """Adds the rest of the step, after all forward outputs.
+
+        Calls with effects in forward run before it, whether or not their results are read.
+        """
+        inputs = [*self.added_outputs, *effects]
+        left = self._add_output(_C.Value("left by the rest of the step", rest.left_bytes))
+        tangent_bytes = sum(self.of.values[value].bytes for value in self.tangents)
+        op = _C.Op(
+            name="the rest of the step",
+            is_backward=True,
+            inputs=inputs,
+            outputs=[*self.tangents, left],
+            workspace_bytes=max(0, rest.peak_bytes - rest.left_bytes - tangent_bytes),
+        )
+        self._add(op, HANDS_ON)
+        # loss.backward() itself holds the gradient of the loss.
+        given = [tensor for tensor in self.of.backward_inputs if tensor >= 0]
+        scalars = [tensor for tensor in given if self.of.tensors[tensor].meta["val"].numel() == 1]
+        self.held = self.tangents if rest.is_held else [self.of.value_of_tensor[tensor] for tensor in scalars]
+
+    def add_accumulation(self, rest: Rest) -> None:
         op = _C.Op(
             name="accumulate gradients",
             is_backward=True,
-            inputs=reads,
-            outputs=[accumulated],
-            workspace_bytes=workspace,
+            inputs=list(dict.fromkeys(self.gradients)),
+            outputs=[self._add_output(_C.Value("accumulated gradients", 0))],
+            workspace_bytes=max(_copied_gradients_bytes(self.of), rest.tail_bytes),
         )
-        ops.append(op)
-        call_of_op.append(ACCUMULATES)
-        kept_values.append(accumulated)
-    # Values keep their numbers, so a value that no op reads or writes becomes a resident one of size 0.
-    used = {value for op in ops for value in [*op.inputs, *op.outputs]}
-    values = [
-        _C.Value(name, size, resident) if number in used or resident else _C.Value(name, 0, resident=True)
-        for number, (name, size, resident) in enumerate(of.values)
-    ]
-    values += [_C.Value(f"{of.values[value].name} as output", 0, holds=[value]) for value in handed_on]
-    values.append(_C.Value("left by the rest of the step", rest.left_bytes))
-    if accumulates:
-        values.append(_C.Value("accumulated gradients", 0))
-    return _C.Graph(of.name, values, ops, kept_values), call_of_op
+        self._add(op, ACCUMULATES)
+
+    def build(self) -> _C.Graph:
+        of = self.of
+        effects = [call.effect for call in of.calls if call.has_effect]
+        outputs = [
+            value for value in dict.fromkeys([*self.gradients, *self.held, *effects]) if not of.values[value].resident
+        ]
+        # Values keep their numbers, so a value that no op reads or writes becomes a resident one of size 0.
+        used = {value for op in self.ops for value in [*op.inputs, *op.outputs]}
+        values = [
+            _C.Value(name, size, resident) if number in used or resident else _C.Value(name, 0, resident=True)
+            for number, (name, size, resident) in enumerate(of.values)
+        ]
+        return _C.Graph(of.name, [*values, *self.added_values], self.ops, [*outputs, *self.added_outputs])
 
 
 def _needed_for(calls: Iterable[int], inputs: Callable[[int], Iterable[int]], done: set[int]) -> set[int]:
