@@ -124,12 +124,7 @@ OpCall make_python_call(const std::string& name, const py::function& function, c
   call.name = name;
   call.source = std::move(source);
   const size_t count = arguments.size();
-  // The function is released with the GIL held.
-  const std::shared_ptr<py::function> held(new py::function(function), [](py::function* one) {
-    const py::gil_scoped_acquire gil;
-    delete one;
-  });
-  call.run = [held, count](torch::jit::Stack& stack) {
+  call.run = [held = share(function), count](torch::jit::Stack& stack) {
     const py::gil_scoped_acquire gil;
     py::tuple inputs(count);
     for (size_t i = 0; i < count; ++i) inputs[i] = torch::jit::toPyObject(std::move(stack[i]));
@@ -163,6 +158,14 @@ std::vector<ValueId> to_values(const std::vector<int>& numbers) {
 }
 
 }  // namespace
+
+std::shared_ptr<py::function> share(const py::function& function) {
+  return {new py::function(function), [](py::function* shared) {
+            if (Py_IsInitialized() == 0) return;  // Python's objects are gone, and no thread can have the GIL.
+            const py::gil_scoped_acquire gil;
+            delete shared;
+          }};
+}
 
 py::object annotate_python_error(const std::string& note) {
   py::object value;
