@@ -181,7 +181,12 @@ py::object annotate_python_error(const std::string& note) {
   } catch (const std::exception&) {
     return {};  // C++'s exceptions get their context where they are caught.
   }
-  if (value) value.attr("add_note")(note);
+  if (!value) return value;
+  try {
+    value.attr("add_note")(note);
+  } catch (const py::error_already_set&) {
+    // An exception that takes no notes is thrown without one.
+  }
   return value;
 }
 
