@@ -21,10 +21,10 @@ REPORT := build/report/template.html
 REPORT_SOURCES := $(wildcard report/src/* report/*.json)
 CPP_FILES := find headroom python tests benchmarks examples -name '*.h' -o -name '*.cpp'
 
-.PHONY: help build report docs train wheel test demo bench lint format clean torch test-dev test-asan test-tsan test-ops test-models test-programs test-claims
+.PHONY: help build report docs train wheel test demo bench lint format clean torch test-dev test-asan test-tsan test-runtime-asan lint-runtime test-ops test-models test-programs test-claims
 
 help:  ## list the targets
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 26
 
 build:  ## compile build/headroom
 	tools/setup.sh build
@@ -90,6 +90,12 @@ test-tsan:  ## the tests that start threads under the thread sanitizer
 	cmake --build --preset tsan --parallel $(JOBS) --target plan_test
 	$(SETARCH) ctest --preset tsan --parallel $(JOBS)
 
+test-runtime-asan:  ## the tests of the runtime under the address sanitizer, from C++ and from Python
+	tools/setup.sh test torch
+	cmake --preset runtime-asan
+	cmake --build --preset runtime-asan --parallel $(JOBS)
+	$(SETARCH) ctest --preset runtime-asan --parallel $(JOBS)
+
 test-ops:  ## train all of PyTorch's operator and module samples through headroom (KERNELS=inductor: by Inductor's kernels)
 	tools/setup.sh test torch
 	cmake --preset dev
@@ -119,10 +125,16 @@ lint: build/report/checked  ## check formatting, C++ by clang-tidy, Python by ru
 	tools/setup.sh test
 	cmake --preset asan
 	$(CPP_FILES) | xargs clang-format-14 --dry-run -Werror
-	find headroom/{core,algorithm,io,plan,report,cli} -name '*.cpp' ! -path headroom/cli/train.cpp | sort | xargs -P $(JOBS) -n 1 clang-tidy-14 -p build/asan --quiet 2> >(grep -v 'warnings generated' >&2)
+	tools/tidy.py --jobs $(JOBS) build/asan
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	tools/sizes.py
+
+lint-runtime:  ## check what includes torch's headers by clang-tidy
+	tools/setup.sh test torch
+	cmake --preset asan
+	cmake --preset runtime-asan
+	tools/tidy.py --jobs $(JOBS) --except build/asan build/runtime-asan
 
 format:  ## format C++ and Python files
 	tools/setup.sh test

@@ -75,8 +75,9 @@ void Frame::run_kernel(const Step& step, size_t kernel) {
   Tensors then = before->buffers;
   if (plan_->runs_before[next_] + 1 < plan_->runs[kernel])
     for (torch::Tensor& copy : then) copy = copy.clone();
-  const EarlierState earlier(device_, before->random, replay.buffers, then, before->versions, replay.generators);
+  EarlierState earlier(device_, before->random, replay.buffers, then, before->versions, replay.generators);
   run(step);
+  earlier.end();
 }
 
 std::string Frame::expected_to_be_live() const {

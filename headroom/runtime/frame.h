@@ -89,7 +89,7 @@ class Frame {
 /// where that throws. Throws for a second backward, and for one that is itself recorded (`is_recorded`).
 template <typename F>
 std::shared_ptr<F> take_frame(std::shared_ptr<F>& waiting, bool is_recorded) {
-  const std::shared_ptr<F> frame = std::exchange(waiting, nullptr);
+  std::shared_ptr<F> frame = std::exchange(waiting, nullptr);
   if (!frame || is_recorded)
     throw std::runtime_error(
         "headroom: a step's backward runs once and cannot itself be differentiated (retain_graph, create_graph and "

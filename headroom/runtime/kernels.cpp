@@ -169,9 +169,10 @@ std::vector<bool> training_modes(const NetworkNode& node) {
   return modes;
 }
 
-EarlierModes::EarlierModes(const NetworkNode& node, const std::vector<bool>& modes)
-    : node_(node), now_(training_modes(node)) {
-  set_training_modes(node, modes);
+EarlierModes::EarlierModes(const NetworkNode& node) : node_(node), now_(training_modes(node)) {}
+
+EarlierModes::EarlierModes(const NetworkNode& node, const std::vector<bool>& modes) : EarlierModes(node) {
+  set_training_modes(node, modes);  // The destructor of the delegating constructor's object runs where this throws.
 }
 
 EarlierModes::~EarlierModes() {

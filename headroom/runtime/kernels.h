@@ -46,12 +46,14 @@ std::vector<bool> training_modes(const NetworkNode& node);
 /// Restores the training modes of an earlier moment during its lifetime.
 class EarlierModes {
  public:
-  EarlierModes(const NetworkNode& node, const std::vector<bool>& modes);
+  EarlierModes(const NetworkNode& node, const std::vector<bool>& modes);  ///< Restores them where it throws, too.
   ~EarlierModes();
   EarlierModes(const EarlierModes&) = delete;
   EarlierModes& operator=(const EarlierModes&) = delete;
 
  private:
+  explicit EarlierModes(const NetworkNode& node);
+
   const NetworkNode& node_;
   std::vector<bool> now_;
 };

@@ -136,11 +136,11 @@ class CountingAllocator final : public c10::Allocator, public DeviceCounter {
  public:
   /// Returns the counting allocator. Throws InvalidInput if it is not, or no longer, the process's CPU allocator.
   static CountingAllocator& get() {
-    static CountingAllocator* const instance = install();
-    if (c10::GetCPUAllocator() != instance) {
+    static CountingAllocator& instance = install();
+    if (c10::GetCPUAllocator() != &instance) {
       throw InvalidInput("meter: the CPU allocator was replaced after the first meter was made, so nothing is counted");
     }
-    return *instance;
+    return instance;
   }
 
   c10::DataPtr allocate(size_t bytes) override {
@@ -171,7 +171,7 @@ class CountingAllocator final : public c10::Allocator, public DeviceCounter {
   CountingAllocator(c10::Allocator* upstream, c10::DeleterFnPtr upstream_deleter)
       : upstream_(upstream), upstream_deleter_(upstream_deleter) {}
 
-  static CountingAllocator* install() {
+  static CountingAllocator& install() {
     c10::Allocator* const upstream = c10::GetCPUAllocator();
     const c10::DeleterFnPtr upstream_deleter = upstream->raw_deleter();
     if (upstream_deleter == nullptr) {
@@ -182,7 +182,7 @@ class CountingAllocator final : public c10::Allocator, public DeviceCounter {
     pthread_atfork([] { installed_->sizes_.lock_all(); }, [] { installed_->sizes_.unlock_all(); },
                    [] { installed_->sizes_.unlock_all(); });
     c10::SetCPUAllocator(installed_, std::numeric_limits<uint8_t>::max());
-    return installed_;
+    return *installed_;
   }
 
   static void deallocate(void* pointer) { installed_->free(pointer); }
@@ -268,10 +268,10 @@ c10::Device resolve(c10::Device device) {
 /// Returns the counter of a device. Counters are never destroyed, as allocators are not.
 DeviceCounter& counter_of(c10::Device device) {
   if (device.is_cpu()) return CountingAllocator::get();
-  static auto* const mutex = new std::mutex;
-  static auto* const counters = new std::map<c10::DeviceIndex, std::unique_ptr<CachingCounter>>;
-  const std::lock_guard lock(*mutex);
-  std::unique_ptr<CachingCounter>& counter = (*counters)[device.index()];
+  static auto& mutex = *new std::mutex;
+  static auto& counters = *new std::map<c10::DeviceIndex, std::unique_ptr<CachingCounter>>;
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<CachingCounter>& counter = counters[device.index()];
   if (counter == nullptr) counter = std::make_unique<CachingCounter>(device);
   return *counter;
 }

@@ -52,18 +52,18 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
 
 OperatorWatch::OperatorWatch(const Tensors& inputs) {
   if (current_watch != nullptr) throw InternalError("operators are already watched on this thread");
-  current_watch = this;
   for (const torch::Tensor& input : inputs)
     if (input.has_storage()) inputs_.insert(input.storage().unsafeGetStorageImpl());
   handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&on_start, &on_end)
                                            .needsInputs(true)
                                            .needsOutputs(true)
                                            .scopes({at::RecordScope::FUNCTION}));
+  current_watch = this;  // The last, because an error before has no destructor that takes it back.
 }
 
 OperatorWatch::~OperatorWatch() {
-  at::removeCallback(handle_);
   current_watch = nullptr;
+  run_without_throwing([this] { at::removeCallback(handle_); });
   // The first state seen of a generator is restored last.
   for (auto saved = saved_random_.rbegin(); saved != saved_random_.rend(); ++saved)
     run_without_throwing([&] { saved->restore(); });

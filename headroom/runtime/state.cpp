@@ -26,6 +26,21 @@ bool have_same_state(const at::Generator& one, const at::Generator& two) {
          first->next_double_normal_sample() == second->next_double_normal_sample();
 }
 
+/// Gives a generator the state of another one, which is its copy.
+void set_state(at::Generator generator, const at::Generator& copy) {
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  if (!generator.device().is_cpu()) {
+    generator.set_state(copy.get_state());
+    return;
+  }
+  // A state tensor would count as memory of the step.
+  auto* to = at::check_generator<at::CPUGeneratorImpl>(generator);
+  auto* from = at::check_generator<at::CPUGeneratorImpl>(copy);
+  to->set_engine(from->engine());
+  to->set_next_float_normal_sample(from->next_float_normal_sample());
+  to->set_next_double_normal_sample(from->next_double_normal_sample());
+}
+
 /// Returns the bytes of a tensor's storage as a tensor.
 torch::Tensor bytes_of(const torch::Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();
@@ -33,14 +48,13 @@ torch::Tensor bytes_of(const torch::Tensor& tensor) {
       .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
 }
 
-void swap_memory(const c10::Storage& storage, const c10::Storage& other) {
-  at::DataPtr memory = storage.set_data_ptr(at::DataPtr());
-  memory = other.set_data_ptr(std::move(memory));
-  storage.set_data_ptr(std::move(memory));
-}
-
-void swap_memory(const Tensors& tensors, const Tensors& others) {
-  for (size_t i = 0; i < others.size(); ++i) swap_memory(tensors[i].storage(), others[i].storage());
+/// Exchanges the memory of two storages of the same size, or throws and changes neither. Memory that is shared until it
+/// is written gets copied first.
+void exchange_memory(const c10::Storage& storage, const c10::Storage& other) {
+  if (storage.nbytes() != other.nbytes())
+    throw std::runtime_error("a buffer of " + std::to_string(other.nbytes()) + " bytes was resized to " +
+                             std::to_string(storage.nbytes()) + ", and its earlier state cannot be restored");
+  std::swap(storage.mutable_data_ptr(), other.mutable_data_ptr());
 }
 
 }  // namespace
@@ -62,20 +76,9 @@ RandomState RandomState::of(const std::vector<at::Generator>& generators) {
 }
 
 void RandomState::restore() const {
-  for (const Saved& saved : saved_) {
-    at::Generator generator = saved.generator;
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    if (!generator.device().is_cpu()) {
-      generator.set_state(saved.copy.get_state());
-      continue;
-    }
-    // A state tensor would count as memory of the step.
-    auto* to = at::check_generator<at::CPUGeneratorImpl>(generator);
-    auto* from = at::check_generator<at::CPUGeneratorImpl>(saved.copy);
-    to->set_engine(from->engine());
-    to->set_next_float_normal_sample(from->next_float_normal_sample());
-    to->set_next_double_normal_sample(from->next_double_normal_sample());
-  }
+  EachInTurn generators;
+  for (const Saved& saved : saved_) generators.run([&] { set_state(saved.generator, saved.copy); });
+  generators.rethrow();
 }
 
 bool RandomState::operator==(const RandomState& other) const {
@@ -124,22 +127,29 @@ void copy_memory_to(const torch::Tensor& to, const torch::Tensor& from) {
 EarlierState::EarlierState(torch::Device device, const std::optional<RandomState>& random, Tensors buffers,
                            const Tensors& then, const std::vector<int64_t>& versions,
                            const std::vector<at::Generator>& generators)
-    : buffers_(std::move(buffers)), then_(then) {
+    : EarlierState(std::move(buffers),
+                   then) {  // From here on the destructor restores what was changed before an error.
   if (random) {
     random_now_ = RandomState::now(device, generators);
     random->restore();
   }
-  swap_memory(buffers_, then_);
+  for (; exchanged_ < then_.size(); ++exchanged_)
+    exchange_memory(buffers_[exchanged_].storage(), then_[exchanged_].storage());
   for (size_t i = 0; i < versions.size(); ++i) {
     versions_now_.push_back(version_of(buffers_[i]));
     set_version(buffers_[i], versions[i]);
   }
 }
 
-EarlierState::~EarlierState() {
-  for (size_t i = 0; i < versions_now_.size(); ++i) set_version(buffers_[i], versions_now_[i]);
-  swap_memory(buffers_, then_);
-  if (random_now_) run_without_throwing([this] { random_now_->restore(); });
+void EarlierState::end() {
+  EachInTurn parts;
+  const std::vector<int64_t> versions = std::exchange(versions_now_, {});
+  for (size_t i = 0; i < versions.size(); ++i) parts.run([&] { set_version(buffers_[i], versions[i]); });
+  const size_t exchanged = std::exchange(exchanged_, 0);
+  for (size_t i = 0; i < exchanged; ++i) parts.run([&] { exchange_memory(buffers_[i].storage(), then_[i].storage()); });
+  if (const std::optional<RandomState> random = std::exchange(random_now_, std::nullopt))
+    parts.run([&] { random->restore(); });
+  parts.rethrow();
 }
 
 KeptState::KeptState(Tensors buffers, torch::Device device, const std::vector<at::Generator>& generators)
@@ -152,9 +162,15 @@ KeptState::KeptState(Tensors buffers, torch::Device device, const std::vector<at
 }
 
 void KeptState::restore() const {
-  random_.restore();
-  restore_buffers(buffers_, saved_);
-  for (size_t i = 0; i < buffers_.size(); ++i) set_version(buffers_[i], versions_[i]);
+  EachInTurn parts;
+  parts.run([this] { random_.restore(); });
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    parts.run([&] {
+      restore_buffers({buffers_[i]}, {saved_[i]});
+      set_version(buffers_[i], versions_[i]);
+    });
+  }
+  parts.rethrow();
 }
 
 bool KeptState::random_has_changed() const { return !(RandomState::now(device_, generators_) == random_); }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@ class RandomState {
  public:
   static RandomState now(torch::Device device, const std::vector<at::Generator>& generators = {});
   static RandomState of(const std::vector<at::Generator>& generators);
+  /// Restores all generators. If one cannot be restored, the others are, and its error is thrown.
   void restore() const;
   bool operator==(const RandomState& other) const;
 
@@ -50,6 +52,27 @@ void copy_memory_to(const torch::Tensor& to, const torch::Tensor& from);
 void restore_buffers(const Tensors& buffers, const Tensors& saved);
 Tensors copy_buffers(const Tensors& buffers);
 
+/// Runs several functions, each of them even if an earlier one throws.
+class EachInTurn {
+ public:
+  template <typename Function>
+  void run(const Function& function) {
+    try {
+      function();
+    } catch (...) {
+      if (!failure_) failure_ = std::current_exception();
+    }
+  }
+
+  /// Throws the first exception, if there was one.
+  void rethrow() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  std::exception_ptr failure_;
+};
+
 /// Runs a function at the end of a scope and drops its exceptions: a destructor that throws would end the process and
 /// hide the error that is being handled. An error of a CUDA device is not lost, since each later call reports it again.
 template <typename Function>
@@ -64,18 +87,29 @@ void run_without_throwing(const Function& function) noexcept {
 /// exchanges its memory with the copy in `then` (copy_memory(); if empty, buffers stay as they are), so that views of
 /// it see the earlier values too and nothing is copied. Meanwhile each buffer's version is the one of `versions`, so
 /// that a tape recorded here later raises PyTorch's error exactly where the first tape would.
+///
+/// The constructor throws where a buffer has another size than its copy, and then nothing has changed.
 class EarlierState {
  public:
   EarlierState(torch::Device device, const std::optional<RandomState>& random, Tensors buffers, const Tensors& then,
                const std::vector<int64_t>& versions = {}, const std::vector<at::Generator>& generators = {});
-  ~EarlierState();
+  ~EarlierState() {
+    run_without_throwing([this] { end(); });
+  }
   EarlierState(const EarlierState&) = delete;
   EarlierState& operator=(const EarlierState&) = delete;
 
+  /// Restores the state of the construction, which the destructor does only where this was not called. Everything that
+  /// can be restored is, and the first error is thrown.
+  void end();
+
  private:
+  EarlierState(Tensors buffers, const Tensors& then) : buffers_(std::move(buffers)), then_(then) {}
+
   std::optional<RandomState> random_now_;
   Tensors buffers_;
   Tensors then_;
+  size_t exchanged_ = 0;  ///< Number of buffers whose memory is in their copies.
   std::vector<int64_t> versions_now_;
 };
 
@@ -89,6 +123,7 @@ class KeptState {
   KeptState(const KeptState&) = delete;
   KeptState& operator=(const KeptState&) = delete;
 
+  /// Restores what can be restored, and throws the first error.
   void restore() const;
   bool random_has_changed() const;
   bool buffers_have_changed() const;  ///< Whether a buffer has changed in value or in version.

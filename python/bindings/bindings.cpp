@@ -124,12 +124,7 @@ OpCall make_python_call(const std::string& name, const py::function& function, c
   call.name = name;
   call.source = std::move(source);
   const size_t count = arguments.size();
-  // The function is released with the GIL held.
-  const std::shared_ptr<py::function> held(new py::function(function), [](py::function* one) {
-    const py::gil_scoped_acquire gil;
-    delete one;
-  });
-  call.run = [held, count](torch::jit::Stack& stack) {
+  call.run = [held = share(function), count](torch::jit::Stack& stack) {
     const py::gil_scoped_acquire gil;
     py::tuple inputs(count);
     for (size_t i = 0; i < count; ++i) inputs[i] = torch::jit::toPyObject(std::move(stack[i]));
@@ -164,6 +159,14 @@ std::vector<ValueId> to_values(const std::vector<int>& numbers) {
 
 }  // namespace
 
+std::shared_ptr<py::function> share(const py::function& function) {
+  return {new py::function(function), [](py::function* shared) {
+            if (Py_IsInitialized() == 0) return;  // Python's objects are gone, and no thread can have the GIL.
+            const py::gil_scoped_acquire gil;
+            delete shared;
+          }};
+}
+
 py::object annotate_python_error(const std::string& note) {
   py::object value;
   try {
@@ -178,7 +181,12 @@ py::object annotate_python_error(const std::string& note) {
   } catch (const std::exception&) {
     return {};  // C++'s exceptions get their context where they are caught.
   }
-  if (value) value.attr("add_note")(note);
+  if (!value) return value;
+  try {
+    value.attr("add_note")(note);
+  } catch (const py::error_already_set&) {
+    // An exception that takes no notes is thrown without one.
+  }
   return value;
 }
 
@@ -223,7 +231,7 @@ void bind_calls(py::module_& module) {
   py::class_<TensorReference>(module, "TensorReference").def(py::init([](int number, bool is_updated) {
     return TensorReference{number, is_updated};
   }));
-  py::class_<OpCall>(module, "OpCall");
+  static_cast<void>(py::class_<OpCall>(module, "OpCall"));
   module.def("make_call", &make_call, py::arg("name"), py::arg("overload"), py::arg("arguments"), py::arg("results"),
              py::arg("draws"), py::arg("in_place"), py::arg("source") = "");
   module.def("make_python_call", &make_python_call, py::arg("name"), py::arg("function"), py::arg("arguments"),
@@ -386,12 +394,12 @@ void bind_programs(py::module_& module) {
            py::arg("value_of_tensor"), py::arg("forward_inputs"), py::arg("backward_inputs"),
            py::arg("forward_outputs"), py::arg("backward_outputs"), py::arg("device"));
 
-  py::class_<FrameHandle>(module, "Frame");
+  static_cast<void>(py::class_<FrameHandle>(module, "Frame"));
   py::class_<OpStep, std::shared_ptr<OpStep>>(module, "OpStep")
       .def(py::init([](const std::shared_ptr<OpProgram>& program, const Schedule& schedule) {
         return std::make_shared<OpStep>(program, schedule);
       }))
-      .def("forward", torch::wrap_pybind_function([](const OpStep& step, py::list inputs) {
+      .def("forward", torch::wrap_pybind_function([](const OpStep& step, const py::list& inputs) {
              Tensors tensors;
              for (const py::handle& one : inputs)
                tensors.push_back(THPVariable_Check(one.ptr()) ? one.cast<at::Tensor>() : at::Tensor());
@@ -407,7 +415,8 @@ void bind_programs(py::module_& module) {
            torch::wrap_pybind_function([](const OpStep& step, const FrameHandle& handle, const Tensors& results) {
              if (handle.frame) step.watch(*handle.frame, results);
            }))
-      .def("backward", torch::wrap_pybind_function([](const OpStep& step, FrameHandle& handle, py::list gradients) {
+      .def("backward",
+           torch::wrap_pybind_function([](const OpStep& step, FrameHandle& handle, const py::list& gradients) {
              Tensors tensors;
              for (const py::handle& one : gradients)
                tensors.push_back(one.is_none() ? at::Tensor() : one.cast<at::Tensor>());

@@ -2,9 +2,14 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
 #include <string>
 
 namespace headroom {
+
+/// Returns a Python function for owners that release it on any thread, with or without the GIL. One that is released
+/// after Python has ended is not freed.
+std::shared_ptr<pybind11::function> share(const pybind11::function& function);
 
 /// Adds a note to the exception that is being handled, if it is Python's, and returns it; otherwise returns null. The
 /// caller must hold the GIL.

@@ -38,12 +38,7 @@ Network make_network(const std::string& name, const std::vector<PythonStage>& st
   Network network(name);
   Wire last = network.add_input("input");
   for (const PythonStage& stage : stages) {
-    // The function is released with the GIL held.
-    const std::shared_ptr<py::function> held(new py::function(stage.run), [](py::function* run) {
-      const py::gil_scoped_acquire gil;
-      delete run;
-    });
-    const auto forward = [held](const Tensors& inputs) { return call_stage(*held, inputs[0]); };
+    const auto forward = [held = share(stage.run)](const Tensors& inputs) { return call_stage(*held, inputs[0]); };
     NetworkNode node{stage.name, {last}, forward, stage.parameters, stage.buffers, {}};
     node.annotate_error = annotate_stage_error;
     last = network.add_node(std::move(node));
@@ -74,6 +69,7 @@ class KeptMemory {
   void enter() { watch_ = std::make_unique<OperatorWatch>(); }
   void exit(bool is_failed) {
     const std::unique_ptr<OperatorWatch> watch = std::move(watch_);
+    if (!watch) throw InvalidInput("KeptMemory: the context was left without having been entered");
     if (!is_failed) watch->end();
   }
   bool has_read(const at::Tensor& tensor) const { return watch_ && watch_->has_read(tensor); }

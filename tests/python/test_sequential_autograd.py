@@ -420,3 +420,20 @@ def test_modes_between_forward_and_backward() -> None:
         forward.train()
     expect_equal(gradients_of(run.model), gradients_of(plain))
     expect_equal(list(run.model.buffers()), list(plain.buffers()))
+
+
+class TakesNoNotes(Exception):
+    def add_note(self, note: str) -> None:
+        raise TypeError("no notes")
+
+
+def test_an_error_that_takes_no_notes_keeps_its_type() -> None:
+    _, run, x = pair(Raises)
+    run.model[1].layer.raises = TakesNoNotes("odd")
+    with pytest.raises(TakesNoNotes, match="odd"):
+        run(x)
+
+
+def test_kept_memory_is_left_only_where_it_was_entered() -> None:
+    with pytest.raises(ValueError, match="without having been entered"):
+        headroom._C.KeptMemory().__exit__(None, None, None)
