@@ -6,8 +6,8 @@
 
 #include "headroom/core/simulate.h"
 #include "headroom/plan/planners.h"
-#include "headroom/runtime/executor.h"
-#include "headroom/runtime/measure.h"
+#include "headroom/runtime/network/executor.h"
+#include "headroom/runtime/network/measure.h"
 
 namespace headroom {
 

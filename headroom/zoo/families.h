@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "headroom/runtime/network.h"
+#include "headroom/runtime/network/network.h"
 
 namespace headroom {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "headroom/runtime/network.h"
+#include "headroom/runtime/network/network.h"
 
 namespace headroom {
 

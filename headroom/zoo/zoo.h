@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "headroom/runtime/network.h"
+#include "headroom/runtime/network/network.h"
 
 namespace headroom {
 

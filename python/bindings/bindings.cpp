@@ -17,7 +17,7 @@
 #include "headroom/report/data.h"
 #include "headroom/report/page.h"
 #include "headroom/runtime/meter.h"
-#include "headroom/runtime/op_program.h"
+#include "headroom/runtime/ops/op_program.h"
 
 namespace headroom {
 namespace {

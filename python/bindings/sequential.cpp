@@ -2,7 +2,7 @@
 #include <torch/extension.h>
 
 #include "bindings.h"
-#include "headroom/runtime/side_effects.h"
+#include "headroom/runtime/network/side_effects.h"
 #include "headroom/runtime/train.h"
 
 namespace headroom {

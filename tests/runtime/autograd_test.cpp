@@ -10,9 +10,9 @@
 #include <thread>
 
 #include "headroom/core/simulate.h"
-#include "headroom/runtime/executor.h"
-#include "headroom/runtime/measure.h"
 #include "headroom/runtime/meter.h"
+#include "headroom/runtime/network/executor.h"
+#include "headroom/runtime/network/measure.h"
 #include "headroom/runtime/train.h"
 
 namespace headroom {

@@ -1,4 +1,4 @@
-#include "headroom/runtime/executor.h"
+#include "headroom/runtime/network/executor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,9 +14,9 @@
 #include "headroom/core/simulate.h"
 #include "headroom/plan/chain/checkpoints.h"
 #include "headroom/plan/planners.h"
-#include "headroom/runtime/join.h"
-#include "headroom/runtime/measure.h"
 #include "headroom/runtime/meter.h"
+#include "headroom/runtime/network/join.h"
+#include "headroom/runtime/network/measure.h"
 #include "headroom/runtime/train.h"
 
 namespace headroom {

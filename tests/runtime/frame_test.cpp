@@ -11,10 +11,10 @@
 #include <new>
 #include <thread>
 
-#include "headroom/runtime/executor.h"
-#include "headroom/runtime/measure.h"
 #include "headroom/runtime/meter.h"
-#include "headroom/runtime/op_program.h"
+#include "headroom/runtime/network/executor.h"
+#include "headroom/runtime/network/measure.h"
+#include "headroom/runtime/ops/op_program.h"
 
 namespace headroom {
 namespace {

@@ -1,10 +1,10 @@
-#include "headroom/runtime/join.h"
+#include "headroom/runtime/network/join.h"
 
 #include <algorithm>
 #include <map>
 
 #include "headroom/core/quote.h"
-#include "headroom/runtime/kernels.h"
+#include "headroom/runtime/network/kernels.h"
 #include "headroom/runtime/state.h"
 
 namespace headroom {

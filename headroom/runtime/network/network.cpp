@@ -1,4 +1,4 @@
-#include "headroom/runtime/network.h"
+#include "headroom/runtime/network/network.h"
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>

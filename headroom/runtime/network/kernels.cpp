@@ -1,4 +1,4 @@
-#include "headroom/runtime/kernels.h"
+#include "headroom/runtime/network/kernels.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "headroom/runtime/network.h"
+#include "headroom/runtime/network/network.h"
 
 namespace headroom {
 

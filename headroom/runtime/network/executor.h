@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "headroom/core/schedule.h"
-#include "headroom/runtime/network.h"
-#include "headroom/runtime/step_graph.h"
+#include "headroom/runtime/network/network.h"
+#include "headroom/runtime/network/step_graph.h"
 
 namespace headroom {
 

@@ -1,4 +1,4 @@
-#include "headroom/runtime/op_program.h"
+#include "headroom/runtime/ops/op_program.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>

@@ -3,7 +3,7 @@
 #define NDEBUG
 #endif
 
-#include "headroom/runtime/side_effects.h"
+#include "headroom/runtime/network/side_effects.h"
 
 #include <algorithm>
 

@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "headroom/runtime/network.h"
-#include "headroom/runtime/side_effects.h"
+#include "headroom/runtime/network/network.h"
+#include "headroom/runtime/network/side_effects.h"
 
 namespace headroom {
 

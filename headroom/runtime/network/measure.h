@@ -2,8 +2,8 @@
 
 #include <functional>
 
-#include "headroom/runtime/network.h"
-#include "headroom/runtime/step_graph.h"
+#include "headroom/runtime/network/network.h"
+#include "headroom/runtime/network/step_graph.h"
 
 namespace headroom {
 

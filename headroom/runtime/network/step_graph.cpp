@@ -1,4 +1,4 @@
-#include "headroom/runtime/step_graph.h"
+#include "headroom/runtime/network/step_graph.h"
 
 #include <algorithm>
 #include <map>

@@ -7,7 +7,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "headroom/runtime/network.h"
+#include "headroom/runtime/network/network.h"
 #include "headroom/runtime/state.h"
 
 namespace headroom {

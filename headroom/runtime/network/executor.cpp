@@ -1,4 +1,4 @@
-#include "headroom/runtime/executor.h"
+#include "headroom/runtime/network/executor.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -12,8 +12,8 @@
 
 #include "headroom/core/quote.h"
 #include "headroom/runtime/frame.h"
-#include "headroom/runtime/kernels.h"
 #include "headroom/runtime/meter.h"
+#include "headroom/runtime/network/kernels.h"
 
 namespace headroom {
 
