@@ -32,23 +32,39 @@ double share_of(int64_t part, int64_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
 }
 
+std::vector<int64_t> times_of(const std::vector<TrainedStep>& steps) {
+  std::vector<int64_t> times_ns;
+  for (const TrainedStep& step : steps) times_ns.push_back(step.time_ns);
+  return times_ns;
+}
+
+int64_t median_ns(const std::vector<TrainedStep>& steps) { return median(times_of(steps)); }
+
+std::vector<double> losses_of(const std::vector<TrainedStep>& steps) {
+  std::vector<double> losses;
+  for (const TrainedStep& step : steps) losses.push_back(step.loss);
+  return losses;
+}
+
 /// At most `most` of the losses, the first and the last among them.
-std::string some_losses(const std::vector<double>& losses, size_t most) {
-  const size_t shown = std::min(losses.size(), most);
+std::string some_losses(const std::vector<TrainedStep>& steps, size_t most) {
+  const size_t shown = std::min(steps.size(), most);
   std::string text;
   for (size_t i = 0; i < shown; ++i) {
     std::array<char, 48> loss{};
-    std::snprintf(loss.data(), loss.size(), "%.4f", losses[shown == 1 ? 0 : i * (losses.size() - 1) / (shown - 1)]);
+    std::snprintf(loss.data(), loss.size(), "%.4f", steps[shown == 1 ? 0 : i * (steps.size() - 1) / (shown - 1)].loss);
     text += (i == 0 ? "" : "  ") + std::string(loss.data());
   }
   return text;
 }
 
-Json to_json(const TrainedSteps& steps) {
-  return Json{{"peak_bytes", steps.peak_bytes},
-              {"step_ns", steps.median_ns()},
-              {"times_ns", steps.times_ns},
-              {"losses", steps.losses}};
+/// Null if there are no steps.
+Json to_json(const std::vector<TrainedStep>& steps) {
+  if (steps.empty()) return nullptr;
+  return Json{{"peak_bytes", peak_bytes_of(steps)},
+              {"step_ns", median_ns(steps)},
+              {"times_ns", times_of(steps)},
+              {"losses", losses_of(steps)}};
 }
 
 template <typename T>
@@ -82,19 +98,15 @@ std::string list(const std::vector<int>& numbers) {
 
 }  // namespace
 
-int64_t TrainedSteps::median_ns() const {
-  std::vector<int64_t> sorted = times_ns;
-  std::ranges::sort(sorted);
-  return sorted.empty() ? 0 : sorted[sorted.size() / 2];
-}
-
 double TrainReport::error() const {
-  return share_of(predicted_peak_bytes - planned.peak_bytes, planned.peak_bytes - before_bytes);
+  const int64_t peak_bytes = peak_bytes_of(training.planned);
+  return share_of(predicted_peak_bytes - peak_bytes, peak_bytes - before_bytes);
 }
 
 double TrainReport::recomputation() const { return share_of(predicted_time_ns - store_all_time_ns, predicted_time_ns); }
 
 Json to_json(const TrainReport& report) {
+  const Comparison& training = report.training;
   Json json;
   json["model"] = report.model;
   json["device"] = report.device;
@@ -115,19 +127,22 @@ Json to_json(const TrainReport& report) {
   json["solve_ms"] = report.solve_ms;
   json["predicted_peak_bytes"] = report.predicted_peak_bytes;
   json["predicted_time_ns"] = report.predicted_time_ns;
-  json["measured_peak_bytes"] = report.planned.peak_bytes;
+  json["measured_peak_bytes"] = peak_bytes_of(training.planned);
   json["error"] = report.error();
   json["recomputation"] = report.recomputation();
-  json["planned"] = to_json(report.planned);
-  json["plain"] = report.plain ? to_json(*report.plain) : Json(nullptr);
-  json["gradient_difference"] = report.plain ? Json(report.differences.gradients) : Json(nullptr);
-  json["buffer_difference"] = report.plain ? Json(report.differences.buffers) : Json(nullptr);
-  json["identical"] = report.plain ? Json(report.differences.identical) : Json(nullptr);
+  json["planned"] = to_json(training.planned);
+  json["plain"] = to_json(training.plain);
+  const bool is_compared = !training.plain.empty();
+  json["gradient_difference"] = is_compared ? Json(training.gradients.largest) : Json(nullptr);
+  json["buffer_difference"] = is_compared ? Json(training.buffers.largest) : Json(nullptr);
+  json["identical"] = is_compared ? Json(training.identical) : Json(nullptr);
   return json;
 }
 
 std::string to_text(const TrainReport& report) {
   constexpr size_t kLosses = 8;
+  const std::vector<TrainedStep>& planned = report.training.planned;
+  const std::vector<TrainedStep>& plain = report.training.plain;
   std::vector<std::vector<std::string>> rows = {
       {"network", size_of(report) + ", " + grouped(report.parameters) + " parameters"},
       {"before a step", format_bytes(report.before_bytes) + " on the device"},
@@ -139,44 +154,43 @@ std::string to_text(const TrainReport& report) {
   rows.push_back({"recomputation", percent(report.recomputation(), "%.1f %%") + " of the step's time " +
                                        change(report.predicted_time_ns, report.store_all_time_ns) + ", predicted"});
   rows.push_back({"predicted peak", describe_peak(report, report.predicted_peak_bytes)});
-  rows.push_back({"measured peak", describe_peak(report, report.planned.peak_bytes) + "; prediction " +
+  rows.push_back({"measured peak", describe_peak(report, peak_bytes_of(planned)) + "; prediction " +
                                        percent(report.error(), "%+.2f %%")});
-  if (report.plain) rows.push_back({"plain peak", describe_peak(report, report.plain->peak_bytes)});
-  if (!report.plain) rows.push_back({"plain training", report.why_not_plain});
-  std::string time = format_ns(report.planned.median_ns());
-  if (report.plain)
-    time += ", plain " + format_ns(report.plain->median_ns()) + " " +
-            change(report.planned.median_ns(), report.plain->median_ns());
+  if (!plain.empty()) rows.push_back({"plain peak", describe_peak(report, peak_bytes_of(plain))});
+  if (plain.empty()) rows.push_back({"plain training", report.why_not_plain});
+  std::string time = format_ns(median_ns(planned));
+  if (!plain.empty())
+    time += ", plain " + format_ns(median_ns(plain)) + " " + change(median_ns(planned), median_ns(plain));
   rows.push_back({"step time", time});
-  if (report.plain) {
-    const Differences& differences = report.differences;
-    rows.push_back({"gradients", "largest difference " + number(differences.gradients) +
-                                     (differences.identical ? " (bit-identical)" : "")});
-    if (differences.buffers != 0) rows.push_back({"buffers", "largest difference " + number(differences.buffers)});
-    rows.push_back({"plain losses", some_losses(report.plain->losses, kLosses)});
+  if (!plain.empty()) {
+    rows.push_back({"gradients", "largest difference " + number(report.training.gradients.largest) +
+                                     (report.training.identical ? " (bit-identical)" : "")});
+    const double buffers = report.training.buffers.largest;
+    if (buffers != 0) rows.push_back({"buffers", "largest difference " + number(buffers)});
+    rows.push_back({"plain losses", some_losses(plain, kLosses)});
   }
-  rows.push_back({report.plain ? "planned losses" : "losses", some_losses(report.planned.losses, kLosses)});
+  rows.push_back({plain.empty() ? "losses" : "planned losses", some_losses(planned, kLosses)});
   return report.model + ", batch " + std::to_string(report.batch) + " x " + report.sample + ", " + report.device +
          ", torch " + report.torch_version + "\n" + table(rows, 2);
 }
 
-ReportMeasurement report_measurement(const TrainReport& report, const Schedule& schedule,
-                                     const MeasuredMemory& measured) {
+ReportMeasurement report_measurement(const TrainReport& report, const Schedule& schedule) {
+  const Comparison& training = report.training;
   ReportMeasurement result;
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     if (schedule.steps[i].is_run()) {
-      result.moment_bytes.push_back(measured.moment_bytes[i]);
-      result.after_bytes.push_back(measured.after_bytes[i]);
+      result.moment_bytes.push_back(training.memory.moment_bytes[i]);
+      result.after_bytes.push_back(training.memory.after_bytes[i]);
     } else if (!result.after_bytes.empty()) {
-      result.after_bytes.back() = measured.after_bytes[i];
+      result.after_bytes.back() = training.memory.after_bytes[i];
     }
   }
-  result.peak_bytes = report.planned.peak_bytes;
-  result.step_ns = report.planned.median_ns();
-  if (report.plain) {
-    result.plain_step_ns = report.plain->median_ns();
-    result.plain_peak_bytes = report.plain->peak_bytes;
-    result.identical_to_plain = report.differences.identical;
+  result.peak_bytes = peak_bytes_of(training.planned);
+  result.step_ns = median_ns(training.planned);
+  if (!training.plain.empty()) {
+    result.plain_step_ns = median_ns(training.plain);
+    result.plain_peak_bytes = peak_bytes_of(training.plain);
+    result.identical_to_plain = training.identical;
   }
   return result;
 }

@@ -14,8 +14,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "headroom/runtime/meter.h"
 #include "headroom/runtime/train.h"
+#include "headroom/train/trainer.h"
 #include "headroom/zoo/zoo.h"
 
 namespace headroom {
@@ -33,10 +33,9 @@ double print_row(const std::string& name, int64_t batch) {
   const Network network = make_zoo_network(name);
   network.to(device);
   const MeasuredStep measured = measure_step(network, zoo_sample(name, {}, batch, 0, device));
-  meter.reset_peak();
-  network.forward(measured.sample)[0].backward();
-  nlohmann::ordered_json figures = {{"plain_mib", mib(meter.peak_bytes() - measured.before_bytes)}};
-  for (const torch::Tensor& parameter : network.parameters()) parameter.mutable_grad().reset();
+  nlohmann::ordered_json figures = {
+      {"plain_mib", mib(run_step(plain_step(network), measured.sample, meter).peak_bytes)}};
+  clear_gradients(network);
   double largest_error = 0;
   for (const bool reentrant : {false, true}) {
     for (const char* planner : kPlanners) {

@@ -19,8 +19,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "headroom/runtime/meter.h"
 #include "headroom/runtime/train.h"
+#include "headroom/train/trainer.h"
 #include "headroom/zoo/zoo.h"
 
 namespace headroom {
@@ -31,41 +31,25 @@ constexpr double kMiB = 1 << 20;
 double mib(int64_t bytes) { return static_cast<double>(bytes) / kMiB; }
 
 struct Outcome {
+  TrainedStep figures;
   Tensors gradients;
-  int64_t peak_bytes = 0;  ///< beyond what was there before the step
-  double time_ms = 0;
+  double time_ms() const { return static_cast<double>(figures.time_ns) / 1e6; }
 };
 
 /// One step from the same seed.
-template <typename Step>
-Outcome run(const Network& network, const Tensors& inputs, Meter& meter, const Step& step) {
-  for (const torch::Tensor& parameter : network.parameters()) parameter.mutable_grad().reset();
-  torch::cuda::synchronize();
-  const int64_t before = meter.current_bytes();
-  meter.reset_peak();
+Outcome run(const Network& network, const Tensors& inputs, Meter& meter, const StepFunction& step) {
+  clear_gradients(network);
   torch::manual_seed(5);
-  const auto start = std::chrono::steady_clock::now();
-  step(inputs).backward();
-  torch::cuda::synchronize();
-  Outcome outcome;
-  outcome.time_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-  outcome.peak_bytes = meter.peak_bytes() - before;
-  for (const torch::Tensor& parameter : network.parameters()) {
-    outcome.gradients.push_back(parameter.grad().cpu());
-    parameter.mutable_grad().reset();
-  }
+  const TrainedStep figures = run_step(step, inputs, meter);
+  Outcome outcome{figures, copy_gradients(network)};
+  clear_gradients(network);
   return outcome;
 }
 
-double largest_difference(const Tensors& one, const Tensors& other) {
-  double largest = 0;
-  for (size_t i = 0; i < one.size(); ++i) largest = std::max(largest, (one[i] - other[i]).abs().max().item<double>());
-  return largest;
-}
-
-double median(std::vector<double> numbers) {
-  std::ranges::sort(numbers);
-  return numbers[numbers.size() / 2];
+double largest_difference(const Tensors& left, const Tensors& right) {
+  Difference difference;
+  difference.add(left, right);
+  return difference.largest;
 }
 
 struct Bench {
@@ -91,11 +75,11 @@ void print(const Figures& figures) {
 
 /// Adds what a step took beyond what was there before it. Returns whether that is within the budget and as predicted.
 bool add_peak(Figures& figures, int64_t before_bytes, int64_t budget_bytes, const PlannedStep& planned,
-              const Outcome& outcome) {
+              int64_t measured_bytes) {
   const double predicted = mib(planned.predicted_peak_bytes - before_bytes);
-  const double measured = mib(outcome.peak_bytes);
+  const double measured = mib(measured_bytes);
   const double error = 100 * (measured / predicted - 1);
-  const bool is_right = before_bytes + outcome.peak_bytes <= budget_bytes && std::abs(error) <= 2;
+  const bool is_right = before_bytes + measured_bytes <= budget_bytes && std::abs(error) <= 2;
   figures["budget_mib"] = mib(budget_bytes - before_bytes);
   figures["predicted_mib"] = predicted;
   figures["measured_mib"] = measured;
@@ -110,7 +94,7 @@ bool check_budgets(const std::string& name, int64_t batch) {
   Meter meter(torch::Device(torch::kCUDA, 0));
   const Bench bench = make_bench(name, batch);
   const int64_t bare_bytes = meter.current_bytes();
-  const auto plainly = [&](const Tensors& batch_inputs) { return bench.network.forward(batch_inputs)[0]; };
+  const StepFunction plainly = plain_step(bench.network);
   run(bench.network, bench.inputs, meter, plainly);
   const Outcome plain = run(bench.network, bench.inputs, meter, plainly);
   const Outcome again = run(bench.network, bench.inputs, meter, plainly);
@@ -123,21 +107,16 @@ bool check_budgets(const std::string& name, int64_t batch) {
     largest_workspace_bytes = std::max(largest_workspace_bytes, costs.record_workspace_bytes);
   // What libraries keep for good, and what they take at most while a node records.
   print({{"what", "plain"},
-         {"measured_mib", mib(plain.peak_bytes)},
-         {"time_ms", again.time_ms},
+         {"measured_mib", mib(plain.figures.peak_bytes)},
+         {"time_ms", again.time_ms()},
          {"differs", largest_difference(again.gradients, plain.gradients)},
          {"measure_s", measure_s},
          {"kept_mib", mib(before_bytes - bare_bytes)},
          {"workspace_mib", mib(largest_workspace_bytes)}});
 
-  const TrainingStep all(measured.measured, measured.step, store_all(measured.step.graph));
+  const TrainingStep all = make_training_step(measured, store_all(measured.step.graph));
   const int64_t most_bytes = predict(measured, all).peak_bytes - before_bytes;
-  int64_t least_bytes = 0;
-  try {
-    plan_step(measured, 0);
-  } catch (const BudgetTooSmall& error) {
-    least_bytes = error.smallest_budget_bytes() - before_bytes;
-  }
+  const int64_t least_bytes = smallest_budget_bytes(measured) - before_bytes;
   std::vector<std::pair<std::string, int64_t>> budgets;
   for (const int percent : {100, 80, 60, 50, 40, 30})
     if (most_bytes * percent / 100 > least_bytes)
@@ -153,11 +132,11 @@ bool check_budgets(const std::string& name, int64_t batch) {
       std::vector<double> planned_ms;
       Outcome outcome;
       for (int i = 0; i < 5; ++i) {
-        plain_ms.push_back(run(bench.network, bench.inputs, meter, plainly).time_ms);
+        plain_ms.push_back(run(bench.network, bench.inputs, meter, plainly).time_ms());
         outcome = run(bench.network, bench.inputs, meter, planned.step);
-        planned_ms.push_back(outcome.time_ms);
+        planned_ms.push_back(outcome.time_ms());
       }
-      all_right &= add_peak(figures, before_bytes, budget_bytes, planned, outcome);
+      all_right &= add_peak(figures, before_bytes, budget_bytes, planned, outcome.figures.peak_bytes);
       figures["time_ratio"] = median(planned_ms) / median(plain_ms);
       figures["planned_ratio"] =
           static_cast<double>(*planned.plan.time_ns) / static_cast<double>(planned.plan.base_time_ns);
@@ -191,11 +170,10 @@ bool check_limited(const std::string& name, int64_t batch, int64_t budget_bytes)
     optimizer.step();
   }
   torch::cuda::synchronize();
-  Outcome outcome;
-  outcome.peak_bytes = meter.peak_bytes() - measured.before_bytes;
+  const int64_t peak_bytes = meter.peak_bytes() - measured.before_bytes;
   const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
   Figures figures = {{"what", "limited"}};
-  const bool is_right = add_peak(figures, measured.before_bytes, budget_bytes, planned, outcome);
+  const bool is_right = add_peak(figures, measured.before_bytes, budget_bytes, planned, peak_bytes);
   figures["held_to_mib"] = 1.05 * mib(budget_bytes);
   figures["taken_mib"] = mib(stats.reserved_bytes[0].peak);
   print(figures);
