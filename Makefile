@@ -123,6 +123,7 @@ lint: build/report/checked  ## check formatting, C++ by clang-tidy, Python by ru
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	tools/sizes.py
+	tools/surface.py
 
 format:  ## format C++ and Python files
 	tools/setup.sh test

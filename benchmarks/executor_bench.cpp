@@ -12,7 +12,7 @@
 #include "headroom/train/trainer.h"
 #include "headroom/zoo/zoo.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 struct Case {
@@ -64,10 +64,10 @@ void compare(const Case& one, int turns) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal
 
 int main(int argc, char** argv) {
   torch::set_num_threads(1);  // more would mostly measure who else is on the machine
   const int turns = argc > 1 ? std::atoi(argv[1]) : 15;
-  for (const headroom::Case& one : headroom::kCases) headroom::compare(one, turns);
+  for (const headroom::internal::Case& one : headroom::internal::kCases) headroom::internal::compare(one, turns);
 }

@@ -16,28 +16,20 @@
 #include "headroom/report/page.h"
 #include "headroom/runtime/network/join.h"
 #include "headroom/train/batches.h"
-#include "headroom/zoo/zoo.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 namespace {
 
 constexpr int64_t kByteWords = 256;
 
+/// Returns the options of the network, whose vocabulary is the bytes if it learns a text.
 ZooOptions zoo_options(const TrainArguments& arguments) {
-  ZooOptions options;
-  options.classes = arguments.classes;
-  options.dropout = arguments.dropout;
-  options.layers = arguments.layers;
-  options.width = arguments.width;
-  options.heads = arguments.heads;
-  options.tokens = arguments.tokens;
-  options.vocabulary = arguments.vocabulary;
-  if (!arguments.text_files.empty()) {
-    if (options.vocabulary.value_or(kByteWords) < kByteWords)
-      throw InvalidInput("--text: tokens are bytes, and a vocabulary of " + std::to_string(*options.vocabulary) +
-                         " is smaller than " + std::to_string(kByteWords));
-    options.vocabulary = options.vocabulary.value_or(kByteWords);
-  }
+  ZooOptions options = arguments.network;
+  if (arguments.text_files.empty()) return options;
+  options.vocabulary = options.vocabulary.value_or(kByteWords);
+  if (*options.vocabulary < kByteWords)
+    throw InvalidInput("--text: tokens are bytes, and a vocabulary of " + std::to_string(*options.vocabulary) +
+                       " is smaller than " + std::to_string(kByteWords));
   return options;
 }
 
@@ -145,18 +137,27 @@ void write_report(const TrainArguments& arguments, const TrainReport& report, co
   write_file_atomically(*arguments.report_file, make_report_page(write_report_data(input)));
 }
 
+/// Returns kNoPlan, and says why, if the measured peak is above the budget.
+ExitStatus judge(const TrainReport& report) {
+  const int64_t excess_bytes = report.measured_peak_bytes() - report.budget_bytes.value_or(INT64_MAX);
+  if (excess_bytes <= 0) return kDone;
+  std::cout.flush();
+  complain(kTrainProgram, "the measured peak is " + std::to_string(excess_bytes) + " bytes above the budget", kNoPlan);
+  return kNoPlan;
+}
+
 ExitStatus train(const TrainArguments& arguments) {
   get_planner(arguments.planner);  // What can be refused at once is.
   if (arguments.report_file) make_report_page("");
   if (arguments.budget) parse_budget(*arguments.budget, 0);
   Meter meter(torch::Device(arguments.device));  // Before the first tensor, to see them all.
-  const ZooOptions options = zoo_options(arguments);
+  const ZooOptions network_options = zoo_options(arguments);
   torch::manual_seed(arguments.seed);
-  Network network = make_zoo_network(arguments.model, options);
+  Network network = make_zoo_network(arguments.model, network_options);
   if (arguments.join_to_chain) network = join_to_chain(network);
   network.to(meter.device());
   network.train();
-  Batches batches = make_batches(arguments, options, network, meter.device());
+  Batches batches = make_batches(arguments, network_options, network, meter.device());
 
   TrainReport report;
   report.model = arguments.model;
@@ -166,9 +167,9 @@ ExitStatus train(const TrainArguments& arguments) {
   report.sample = describe_item(batches.sample());
   const MeasuredStep measured = [&] {
     Progress progress("measuring");
-    MeasureOptions measure_options;
-    measure_options.progress = [&](size_t done, size_t all) { progress.report(done, all); };
-    return measure_step(network, batches.sample(), measure_options);
+    MeasureOptions options;
+    options.progress = [&](size_t done, size_t all) { progress.report(done, all); };
+    return measure_step(network, batches.sample(), options);
   }();
   describe(report, measured);
   const TrainingStep step =
@@ -181,18 +182,16 @@ ExitStatus train(const TrainArguments& arguments) {
   if (arguments.graph_file) write_file_atomically(*arguments.graph_file, graph_file_of(device));
   if (arguments.schedule_file) write_file_atomically(*arguments.schedule_file, write_json(graph, step.schedule()));
 
-  {
+  report.training = [&] {
     Progress progress("training");
-    const ComparisonOptions training{.steps = arguments.steps,
-                                     .learning_rate = arguments.learning_rate,
-                                     .plain = arguments.plain,
-                                     .measures_memory = arguments.trace_file || arguments.report_file,
-                                     .progress = [&](size_t done, size_t all) { progress.report(done, all); }};
-    report.training = compare_training(
-        network, measured, step, [&] { return batches.next(); }, meter, training);
-  }
-  if (report.training.plain.empty())
-    report.why_not_plain = arguments.plain ? "runs out of memory on this device" : "not run";
+    ComparisonOptions options = arguments.training;
+    options.measures_memory = arguments.trace_file || arguments.report_file;
+    options.progress = [&](size_t done, size_t all) { progress.report(done, all); };
+    return compare_training(
+        network, measured, step, [&] { return batches.next(); }, meter, options);
+  }();
+  if (!report.training.plain)
+    report.why_not_plain = arguments.training.plain ? "runs out of memory on this device" : "not run";
   if (arguments.trace_file)
     write_file_atomically(
         *arguments.trace_file,
@@ -202,13 +201,7 @@ ExitStatus train(const TrainArguments& arguments) {
   if (!arguments.json && arguments.chart)
     std::cout << "\n"
               << memory_chart(graph, step.schedule(), prediction, report.budget_bytes, ChartStyle::of_terminal());
-  const int64_t peak_bytes = peak_bytes_of(report.training.planned);
-  if (!report.budget_bytes || peak_bytes <= *report.budget_bytes) return kDone;
-  std::cout.flush();
-  complain(kTrainProgram,
-           "the measured peak is " + std::to_string(peak_bytes - *report.budget_bytes) + " bytes above the budget",
-           kNoPlan);
-  return kNoPlan;
+  return judge(report);
 }
 
 }  // namespace
@@ -228,4 +221,4 @@ ExitStatus run_train(const TrainArguments& arguments) {
   }
 }
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

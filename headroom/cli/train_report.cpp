@@ -7,7 +7,7 @@
 
 #include "headroom/io/size.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 namespace {
 
 std::string percent(double share, const char* format) {
@@ -32,39 +32,23 @@ double share_of(int64_t part, int64_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
 }
 
-std::vector<int64_t> times_of(const std::vector<TrainedStep>& steps) {
-  std::vector<int64_t> times_ns;
-  for (const TrainedStep& step : steps) times_ns.push_back(step.time_ns);
-  return times_ns;
-}
-
-int64_t median_ns(const std::vector<TrainedStep>& steps) { return median(times_of(steps)); }
-
-std::vector<double> losses_of(const std::vector<TrainedStep>& steps) {
-  std::vector<double> losses;
-  for (const TrainedStep& step : steps) losses.push_back(step.loss);
-  return losses;
-}
-
 /// At most `most` of the losses, the first and the last among them.
-std::string some_losses(const std::vector<TrainedStep>& steps, size_t most) {
-  const size_t shown = std::min(steps.size(), most);
+std::string some_losses(const std::vector<double>& losses, size_t most) {
+  const size_t shown = std::min(losses.size(), most);
   std::string text;
   for (size_t i = 0; i < shown; ++i) {
     std::array<char, 48> loss{};
-    std::snprintf(loss.data(), loss.size(), "%.4f", steps[shown == 1 ? 0 : i * (steps.size() - 1) / (shown - 1)].loss);
+    std::snprintf(loss.data(), loss.size(), "%.4f", losses[shown == 1 ? 0 : i * (losses.size() - 1) / (shown - 1)]);
     text += (i == 0 ? "" : "  ") + std::string(loss.data());
   }
   return text;
 }
 
-/// Null if there are no steps.
-Json to_json(const std::vector<TrainedStep>& steps) {
-  if (steps.empty()) return nullptr;
-  return Json{{"peak_bytes", peak_bytes_of(steps)},
-              {"step_ns", median_ns(steps)},
-              {"times_ns", times_of(steps)},
-              {"losses", losses_of(steps)}};
+Json to_json(const TrainedSteps& steps) {
+  return Json{{"peak_bytes", std::ranges::max(steps.peaks_bytes)},
+              {"step_ns", median(steps.times_ns)},
+              {"times_ns", steps.times_ns},
+              {"losses", steps.losses}};
 }
 
 template <typename T>
@@ -99,7 +83,7 @@ std::string list(const std::vector<int>& numbers) {
 }  // namespace
 
 double TrainReport::error() const {
-  const int64_t peak_bytes = peak_bytes_of(training.planned);
+  const int64_t peak_bytes = measured_peak_bytes();
   return share_of(predicted_peak_bytes - peak_bytes, peak_bytes - before_bytes);
 }
 
@@ -127,22 +111,21 @@ Json to_json(const TrainReport& report) {
   json["solve_ms"] = report.solve_ms;
   json["predicted_peak_bytes"] = report.predicted_peak_bytes;
   json["predicted_time_ns"] = report.predicted_time_ns;
-  json["measured_peak_bytes"] = peak_bytes_of(training.planned);
+  json["measured_peak_bytes"] = report.measured_peak_bytes();
   json["error"] = report.error();
   json["recomputation"] = report.recomputation();
   json["planned"] = to_json(training.planned);
-  json["plain"] = to_json(training.plain);
-  const bool is_compared = !training.plain.empty();
-  json["gradient_difference"] = is_compared ? Json(training.gradients.largest) : Json(nullptr);
-  json["buffer_difference"] = is_compared ? Json(training.buffers.largest) : Json(nullptr);
-  json["identical"] = is_compared ? Json(training.identical) : Json(nullptr);
+  json["plain"] = training.plain ? to_json(*training.plain) : Json(nullptr);
+  json["gradient_difference"] = training.plain ? Json(training.gradients.largest) : Json(nullptr);
+  json["buffer_difference"] = training.plain ? Json(training.buffers.largest) : Json(nullptr);
+  json["identical"] = training.plain ? Json(training.identical) : Json(nullptr);
   return json;
 }
 
 std::string to_text(const TrainReport& report) {
   constexpr size_t kLosses = 8;
-  const std::vector<TrainedStep>& planned = report.training.planned;
-  const std::vector<TrainedStep>& plain = report.training.plain;
+  const Comparison& training = report.training;
+  const std::optional<TrainedSteps>& plain = training.plain;
   std::vector<std::vector<std::string>> rows = {
       {"network", size_of(report) + ", " + grouped(report.parameters) + " parameters"},
       {"before a step", format_bytes(report.before_bytes) + " on the device"},
@@ -154,22 +137,22 @@ std::string to_text(const TrainReport& report) {
   rows.push_back({"recomputation", percent(report.recomputation(), "%.1f %%") + " of the step's time " +
                                        change(report.predicted_time_ns, report.store_all_time_ns) + ", predicted"});
   rows.push_back({"predicted peak", describe_peak(report, report.predicted_peak_bytes)});
-  rows.push_back({"measured peak", describe_peak(report, peak_bytes_of(planned)) + "; prediction " +
+  rows.push_back({"measured peak", describe_peak(report, report.measured_peak_bytes()) + "; prediction " +
                                        percent(report.error(), "%+.2f %%")});
-  if (!plain.empty()) rows.push_back({"plain peak", describe_peak(report, peak_bytes_of(plain))});
-  if (plain.empty()) rows.push_back({"plain training", report.why_not_plain});
-  std::string time = format_ns(median_ns(planned));
-  if (!plain.empty())
-    time += ", plain " + format_ns(median_ns(plain)) + " " + change(median_ns(planned), median_ns(plain));
+  if (plain) rows.push_back({"plain peak", describe_peak(report, std::ranges::max(plain->peaks_bytes))});
+  if (!plain) rows.push_back({"plain training", report.why_not_plain});
+  const int64_t step_ns = median(training.planned.times_ns);
+  std::string time = format_ns(step_ns);
+  if (plain) time += ", plain " + format_ns(median(plain->times_ns)) + " " + change(step_ns, median(plain->times_ns));
   rows.push_back({"step time", time});
-  if (!plain.empty()) {
-    rows.push_back({"gradients", "largest difference " + number(report.training.gradients.largest) +
-                                     (report.training.identical ? " (bit-identical)" : "")});
-    const double buffers = report.training.buffers.largest;
+  if (plain) {
+    rows.push_back({"gradients", "largest difference " + number(training.gradients.largest) +
+                                     (training.identical ? " (bit-identical)" : "")});
+    const double buffers = training.buffers.largest;
     if (buffers != 0) rows.push_back({"buffers", "largest difference " + number(buffers)});
-    rows.push_back({"plain losses", some_losses(plain, kLosses)});
+    rows.push_back({"plain losses", some_losses(plain->losses, kLosses)});
   }
-  rows.push_back({plain.empty() ? "losses" : "planned losses", some_losses(planned, kLosses)});
+  rows.push_back({plain ? "planned losses" : "losses", some_losses(training.planned.losses, kLosses)});
   return report.model + ", batch " + std::to_string(report.batch) + " x " + report.sample + ", " + report.device +
          ", torch " + report.torch_version + "\n" + table(rows, 2);
 }
@@ -185,11 +168,11 @@ ReportMeasurement report_measurement(const TrainReport& report, const Schedule& 
       result.after_bytes.back() = training.memory.after_bytes[i];
     }
   }
-  result.peak_bytes = peak_bytes_of(training.planned);
-  result.step_ns = median_ns(training.planned);
-  if (!training.plain.empty()) {
-    result.plain_step_ns = median_ns(training.plain);
-    result.plain_peak_bytes = peak_bytes_of(training.plain);
+  result.peak_bytes = report.measured_peak_bytes();
+  result.step_ns = median(training.planned.times_ns);
+  if (training.plain) {
+    result.plain_step_ns = median(training.plain->times_ns);
+    result.plain_peak_bytes = std::ranges::max(training.plain->peaks_bytes);
     result.identical_to_plain = training.identical;
   }
   return result;
@@ -227,4 +210,4 @@ Json train_trace(const Graph& graph, const Schedule& schedule, const Simulation&
   return trace;
 }
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

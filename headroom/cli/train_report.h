@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,7 +10,7 @@
 #include "headroom/report/data.h"
 #include "headroom/train/comparison.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 
 /// What `headroom-train` found. Bytes are of the whole device.
 struct TrainReport {
@@ -35,6 +36,7 @@ struct TrainReport {
   Comparison training;
   std::string why_not_plain;
 
+  int64_t measured_peak_bytes() const { return std::ranges::max(training.planned.peaks_bytes); }
   /// Predicted less measured peak, as a share of what the step adds to what was there before it.
   double error() const;
   /// Of the predicted time, what goes into running nodes again.
@@ -55,4 +57,4 @@ ReportMeasurement report_measurement(const TrainReport& report, const Schedule& 
 Json train_trace(const Graph& graph, const Schedule& schedule, const Simulation& simulation,
                  const std::vector<std::string>& nodes, const MeasuredMemory& measured);
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

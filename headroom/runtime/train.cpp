@@ -6,9 +6,11 @@
 
 #include "headroom/core/quote.h"
 #include "headroom/runtime/meter.h"
+#include "headroom/runtime/network/kernels.h"
 #include "headroom/runtime/state.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 /// Returns an upper bound on the bytes of a step beside the values of its graph: the loss, its gradient, and two copies

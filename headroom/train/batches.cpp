@@ -1,6 +1,6 @@
 #include "headroom/train/batches.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 Batches::Batches(Tensors sample, std::optional<std::string> text, uint64_t seed)
     : sample_(std::move(sample)), text_(std::move(text)), random_(seed) {
@@ -22,4 +22,4 @@ Tensors Batches::next() {
   return {words.slice(1, 0, sample_[0].size(1)).contiguous().to(device), words.slice(1, 1).contiguous().to(device)};
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

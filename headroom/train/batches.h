@@ -7,7 +7,7 @@
 
 #include "headroom/runtime/network/network.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The batches of training: a sample again and again, or random pieces of a text, one token per byte.
 class Batches {
@@ -26,4 +26,4 @@ class Batches {
   std::mt19937_64 random_;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <optional>
+
 #include "headroom/runtime/train.h"
 #include "headroom/train/trainer.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 struct ComparisonOptions {
   int steps = 3;
@@ -16,9 +18,9 @@ struct ComparisonOptions {
 /// The figures of training by a plan and of plain training. Bytes are of the whole device, without what is kept on it
 /// only for the comparison.
 struct Comparison {
-  std::vector<TrainedStep> planned;
-  std::vector<TrainedStep> plain;  ///< Empty without plain training, or if it ran out of the device's memory.
-  Difference gradients;            ///< Over all steps.
+  TrainedSteps planned;
+  std::optional<TrainedSteps> plain;  ///< None if it was not asked for, or ran out of the device's memory.
+  Difference gradients;               ///< Over all steps.
   Difference buffers;
   bool identical = true;  ///< Whether gradients, buffers and losses have the same bits.
   MeasuredMemory memory;  ///< By step of the schedule; empty unless measured.
@@ -29,4 +31,4 @@ struct Comparison {
 Comparison compare_training(const Network& network, const MeasuredStep& measured, const TrainingStep& planned,
                             const std::function<Tensors()>& next_batch, Meter& meter, const ComparisonOptions& options);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 void wait_for(torch::Device device) {
@@ -20,7 +20,8 @@ StepFunction plain_step(const Network& network) {
   return [&network](const Tensors& batch) { return network.forward(batch)[0]; };
 }
 
-TrainedStep run_step(const StepFunction& step, const Tensors& batch, Meter& meter, torch::optim::Optimizer* optimizer) {
+void run_step(const StepFunction& step, const Tensors& batch, Meter& meter, TrainedSteps& steps,
+              torch::optim::Optimizer* optimizer) {
   wait_for(meter.device());
   const int64_t before_bytes = meter.current_bytes();
   meter.reset_peak();
@@ -30,13 +31,9 @@ TrainedStep run_step(const StepFunction& step, const Tensors& batch, Meter& mete
   if (optimizer != nullptr) optimizer->step();
   wait_for(meter.device());
   const std::chrono::nanoseconds time = std::chrono::steady_clock::now() - start;
-  return {loss.item<double>(), meter.peak_bytes() - before_bytes, time.count()};
-}
-
-int64_t peak_bytes_of(const std::vector<TrainedStep>& steps) {
-  int64_t peak_bytes = 0;
-  for (const TrainedStep& step : steps) peak_bytes = std::max(peak_bytes, step.peak_bytes);
-  return peak_bytes;
+  steps.peaks_bytes.push_back(meter.peak_bytes() - before_bytes);
+  steps.times_ns.push_back(time.count());
+  steps.losses.push_back(loss.item<double>());
 }
 
 Tensors on_host(const Tensors& tensors) {
@@ -96,4 +93,4 @@ MeasuredMemory measure_memory(TrainingStep step, torch::Device device, const std
   return memory;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

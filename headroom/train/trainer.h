@@ -11,7 +11,7 @@
 #include "headroom/runtime/network/executor.h"
 #include "headroom/runtime/state.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Returns the loss of a batch: a TrainingStep, or plain_step().
 using StepFunction = std::function<torch::Tensor(const Tensors& batch)>;
@@ -19,26 +19,23 @@ using StepFunction = std::function<torch::Tensor(const Tensors& batch)>;
 /// Returns the step of plain training. `network` must outlive it.
 StepFunction plain_step(const Network& network);
 
-/// The measured figures of one training step.
-struct TrainedStep {
-  double loss = 0;
-  int64_t peak_bytes = 0;
-  int64_t time_ns = 0;  ///< Wall-clock time until the device has finished.
+/// The measured figures of training steps, by step.
+struct TrainedSteps {
+  std::vector<double> losses;
+  std::vector<int64_t> peaks_bytes;
+  std::vector<int64_t> times_ns;  ///< Wall-clock times until the device has finished.
 };
 
-/// Runs and measures forward, backward and, if there is one, the optimizer's step. The peak is the bytes beyond those
-/// that were live before. Gradients stay where they are; call clear_gradients() before the next step.
-TrainedStep run_step(const StepFunction& step, const Tensors& batch, Meter& meter,
-                     torch::optim::Optimizer* optimizer = nullptr);
+/// Runs forward, backward and, if there is one, the optimizer's step, and appends their figures to `steps`. The peak is
+/// the bytes beyond those that were live before. Gradients stay; call clear_gradients() before the next step.
+void run_step(const StepFunction& step, const Tensors& batch, Meter& meter, TrainedSteps& steps,
+              torch::optim::Optimizer* optimizer = nullptr);
 
-/// Returns the largest peak of the steps; 0 if there are none.
-int64_t peak_bytes_of(const std::vector<TrainedStep>& steps);
-
-/// Returns the upper median of numbers; 0 if there are none.
+/// Returns the upper median of numbers; there must be one.
 template <typename Number>
 Number median(std::vector<Number> numbers) {
   std::ranges::sort(numbers);
-  return numbers.empty() ? Number{0} : numbers[numbers.size() / 2];
+  return numbers[numbers.size() / 2];
 }
 
 /// Returns copies of tensors on the host, also of undefined tensors.
@@ -78,4 +75,4 @@ struct MeasuredMemory {
 /// Measures the memory of a schedule's steps while `run` runs the training step once.
 MeasuredMemory measure_memory(TrainingStep step, torch::Device device, const std::function<void()>& run);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -5,7 +5,7 @@
 
 #include "headroom/runtime/network/network.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// A network on images, with everything decided.
 struct ImageConfig {
@@ -35,4 +35,4 @@ Network make_darts(const ImageConfig& config);
 Network make_unet(const ImageConfig& config);
 Network make_gpt(const GptConfig& config);
 
-}  // namespace headroom
+}  // namespace headroom::internal

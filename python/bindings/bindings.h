@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Adds a note to the exception that is being handled, if it is Python's, and returns it; otherwise returns null. The
 /// caller must hold the GIL.
@@ -13,4 +13,4 @@ pybind11::object annotate_python_error(const std::string& note);
 /// Adds what headroom.Sequential needs: stages in Python, measured, planned and run by the executor of modules.
 void bind_sequential(pybind11::module_& module);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -5,7 +5,7 @@
 #include "headroom/runtime/network/side_effects.h"
 #include "headroom/runtime/train.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 namespace py = pybind11;
@@ -159,4 +159,4 @@ void bind_sequential(py::module_& module) {
       .def("has_read", &KeptMemory::has_read);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

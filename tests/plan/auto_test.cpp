@@ -14,7 +14,7 @@
 #include "tests/support/networks.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::Builder;
@@ -494,4 +494,4 @@ TEST(PlanAuto, OpsThatRunOnce) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -16,7 +16,7 @@
 #include "headroom/plan/planners.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::Random;
@@ -275,4 +275,4 @@ TEST(AwkwardGraphs, NoPlannerFailsOrIsBelied) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

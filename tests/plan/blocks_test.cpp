@@ -9,7 +9,7 @@
 #include "headroom/plan/auto/auto.h"
 #include "tests/support/build.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::Builder;
@@ -220,4 +220,4 @@ TEST(PlanAuto, PlansDeepNetworksByFewOfTheirBlocks) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

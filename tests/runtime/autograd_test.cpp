@@ -15,7 +15,7 @@
 #include "headroom/runtime/network/measure.h"
 #include "headroom/runtime/train.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using ::testing::HasSubstr;
@@ -390,4 +390,4 @@ TEST_F(AutogradTest, ThreadsReplayTheirOwnRandomNumbers) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -19,7 +19,7 @@
 #include "headroom/runtime/network/measure.h"
 #include "headroom/runtime/train.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using ::testing::HasSubstr;
@@ -496,4 +496,4 @@ TEST_F(TrainingStepTest, TrainWithinKeepsABudgetOrNamesTheSmallest) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -16,7 +16,7 @@
 #include "headroom/runtime/network/measure.h"
 #include "headroom/runtime/ops/op_program.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -258,4 +258,4 @@ TEST_F(FrameTest, MeasuringReportsThatACapturedTensorCannotBeSaved) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -18,7 +18,7 @@
 #include "headroom/train/trainer.h"
 #include "headroom/zoo/zoo.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr int kSteps = 2;
@@ -121,17 +121,17 @@ class Trial {
           return TrainingState(network, torch::kCPU);
         }()) {}
 
-  /// Appends the figures of each step to `steps`.
-  Outcome run(const StepFunction& step, std::vector<TrainedStep>& steps) {
+  /// Writes the figures of each step to `steps`, which is empty.
+  Outcome run(const StepFunction& step, TrainedSteps& steps) {
     start_.restore(network_);
     Meter meter(torch::kCPU);
     torch::optim::SGD optimizer(network_.parameters(), torch::optim::SGDOptions(0.01));
-    Outcome outcome;
     for (int i = 0; i < kSteps; ++i) {
       clear_gradients(network_);
-      steps.push_back(run_step(step, inputs_, meter, &optimizer));
-      outcome.losses.push_back(steps.back().loss);
+      run_step(step, inputs_, meter, steps, &optimizer);
     }
+    Outcome outcome;
+    outcome.losses = steps.losses;
     Tensors gradients;
     for (const torch::Tensor& parameter : network_.parameters()) gradients.push_back(parameter.grad());
     outcome.gradients = hashes_of(gradients);
@@ -167,7 +167,7 @@ TEST_P(ZooTraining, KeepsBudgetsAndBits) {
   const Network network = make_zoo_network(name, options);
   const Tensors inputs = zoo_sample(name, options, batch, size);
   Trial trial(network, inputs);
-  std::vector<TrainedStep> plain_steps;
+  TrainedSteps plain_steps;
   const Outcome expected = trial.run(plain_step(network), plain_steps);
 
   const MeasuredStep measured = measure_step(network, inputs, kQuick);
@@ -179,19 +179,19 @@ TEST_P(ZooTraining, KeepsBudgetsAndBits) {
     const int64_t budget_bytes = most_bytes - (most_bytes - least_bytes) * k / (kBudgets - 1);
     const std::string where = "budget " + std::to_string(budget_bytes) + " of " + std::to_string(most_bytes);
     const PlannedStep planned = plan_step(measured, budget_bytes);
-    std::vector<TrainedStep> steps;
+    TrainedSteps steps;
     EXPECT_EQ(trial.run(planned.step, steps), expected) << where;
-    for (const TrainedStep& step : steps) {
-      EXPECT_LE(before_bytes + step.peak_bytes, budget_bytes) << where;
-      expect_within_one_percent(planned.predicted_peak_bytes - before_bytes, step.peak_bytes, where);
+    for (const int64_t peak_bytes : steps.peaks_bytes) {
+      EXPECT_LE(before_bytes + peak_bytes, budget_bytes) << where;
+      expect_within_one_percent(planned.predicted_peak_bytes - before_bytes, peak_bytes, where);
     }
     std::printf(
         "  %4.0f %% of store-all: predicted %.3f MiB, measured %.3f MiB, time x%.3f (plain training %.3f MiB)\n",
         100.0 * static_cast<double>(budget_bytes - before_bytes) / static_cast<double>(most_bytes - before_bytes),
         static_cast<double>(planned.predicted_peak_bytes - before_bytes) / (1 << 20),
-        static_cast<double>(steps.back().peak_bytes) / (1 << 20),
+        static_cast<double>(steps.peaks_bytes.back()) / (1 << 20),
         static_cast<double>(*planned.plan.time_ns) / static_cast<double>(planned.plan.base_time_ns),
-        static_cast<double>(plain_steps.back().peak_bytes) / (1 << 20));
+        static_cast<double>(plain_steps.peaks_bytes.back()) / (1 << 20));
   }
 }
 
@@ -287,4 +287,4 @@ TEST(ZooTrainingCases, AreAllOfTheZoo) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

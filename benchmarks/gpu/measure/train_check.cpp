@@ -23,27 +23,22 @@
 #include "headroom/train/trainer.h"
 #include "headroom/zoo/zoo.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr double kMiB = 1 << 20;
 
 double mib(int64_t bytes) { return static_cast<double>(bytes) / kMiB; }
 
-struct Outcome {
-  TrainedStep figures;
-  Tensors gradients;
-  double time_ms() const { return static_cast<double>(figures.time_ns) / 1e6; }
-};
-
-/// One step from the same seed.
-Outcome run(const Network& network, const Tensors& inputs, Meter& meter, const StepFunction& step) {
+/// Runs one step from the same seed, appends its figures to `steps` and returns its gradients.
+Tensors run(const Network& network, const Tensors& inputs, Meter& meter, const StepFunction& step,
+            TrainedSteps& steps) {
   clear_gradients(network);
   torch::manual_seed(5);
-  const TrainedStep figures = run_step(step, inputs, meter);
-  Outcome outcome{figures, copy_gradients(network)};
+  run_step(step, inputs, meter, steps);
+  Tensors gradients = copy_gradients(network);
   clear_gradients(network);
-  return outcome;
+  return gradients;
 }
 
 double largest_difference(const Tensors& left, const Tensors& right) {
@@ -95,9 +90,10 @@ bool check_budgets(const std::string& name, int64_t batch) {
   const Bench bench = make_bench(name, batch);
   const int64_t bare_bytes = meter.current_bytes();
   const StepFunction plainly = plain_step(bench.network);
-  run(bench.network, bench.inputs, meter, plainly);
-  const Outcome plain = run(bench.network, bench.inputs, meter, plainly);
-  const Outcome again = run(bench.network, bench.inputs, meter, plainly);
+  TrainedSteps plain;  // The first step warms up.
+  run(bench.network, bench.inputs, meter, plainly, plain);
+  const Tensors gradients = run(bench.network, bench.inputs, meter, plainly, plain);
+  const Tensors again = run(bench.network, bench.inputs, meter, plainly, plain);
   const auto start = std::chrono::steady_clock::now();
   const MeasuredStep measured = measure_step(bench.network, bench.inputs);
   const double measure_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -107,9 +103,9 @@ bool check_budgets(const std::string& name, int64_t batch) {
     largest_workspace_bytes = std::max(largest_workspace_bytes, costs.record_workspace_bytes);
   // What libraries keep for good, and what they take at most while a node records.
   print({{"what", "plain"},
-         {"measured_mib", mib(plain.figures.peak_bytes)},
-         {"time_ms", again.time_ms()},
-         {"differs", largest_difference(again.gradients, plain.gradients)},
+         {"measured_mib", mib(plain.peaks_bytes[1])},
+         {"time_ms", static_cast<double>(plain.times_ns[2]) / 1e6},
+         {"differs", largest_difference(again, gradients)},
          {"measure_s", measure_s},
          {"kept_mib", mib(before_bytes - bare_bytes)},
          {"workspace_mib", mib(largest_workspace_bytes)}});
@@ -127,20 +123,21 @@ bool check_budgets(const std::string& name, int64_t batch) {
     Figures figures = {{"what", what}};
     try {
       const PlannedStep planned = plan_step(measured, budget_bytes);
-      run(bench.network, bench.inputs, meter, planned.step);
-      std::vector<double> plain_ms;
-      std::vector<double> planned_ms;
-      Outcome outcome;
+      TrainedSteps warm_up;
+      run(bench.network, bench.inputs, meter, planned.step, warm_up);
+      TrainedSteps plain_steps;
+      TrainedSteps steps;
+      Tensors found;
       for (int i = 0; i < 5; ++i) {
-        plain_ms.push_back(run(bench.network, bench.inputs, meter, plainly).time_ms());
-        outcome = run(bench.network, bench.inputs, meter, planned.step);
-        planned_ms.push_back(outcome.time_ms());
+        run(bench.network, bench.inputs, meter, plainly, plain_steps);
+        found = run(bench.network, bench.inputs, meter, planned.step, steps);
       }
-      all_right &= add_peak(figures, before_bytes, budget_bytes, planned, outcome.figures.peak_bytes);
-      figures["time_ratio"] = median(planned_ms) / median(plain_ms);
+      all_right &= add_peak(figures, before_bytes, budget_bytes, planned, steps.peaks_bytes.back());
+      figures["time_ratio"] =
+          static_cast<double>(median(steps.times_ns)) / static_cast<double>(median(plain_steps.times_ns));
       figures["planned_ratio"] =
           static_cast<double>(*planned.plan.time_ns) / static_cast<double>(planned.plan.base_time_ns);
-      figures["differs"] = largest_difference(outcome.gradients, plain.gradients);
+      figures["differs"] = largest_difference(found, gradients);
     } catch (const BudgetTooSmall& error) {
       std::fprintf(stderr, "%s: %s\n", what.c_str(), error.what());
       figures["error"] = error.what();
@@ -181,7 +178,7 @@ bool check_limited(const std::string& name, int64_t batch, int64_t budget_bytes)
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal
 
 int main(int argc, char** argv) {
   if (argc != 3 && argc != 4) {
@@ -190,7 +187,8 @@ int main(int argc, char** argv) {
   }
   const std::string name = argv[1];
   const long batch = std::stol(argv[2]);
-  return (argc == 3 ? headroom::check_budgets(name, batch) : headroom::check_limited(name, batch, std::stoll(argv[3])))
+  return (argc == 3 ? headroom::internal::check_budgets(name, batch)
+                    : headroom::internal::check_limited(name, batch, std::stoll(argv[3])))
              ? 0
              : 1;
 }

@@ -15,7 +15,7 @@
 #include "headroom/plan/graph/division_tree.h"
 #include "headroom/plan/graph/lower_sets.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Maximum number of states of the first exact search, before the search for plans.
@@ -338,4 +338,4 @@ std::vector<CurvePoint> auto_curve(const Problem& problem, const PlanLimits& lim
   return points;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -5,7 +5,7 @@
 
 #include "headroom/algorithm/pareto.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 Front undominated(std::vector<JudgedRuns> plans) {
   return pareto_front(std::move(plans), &JudgedRuns::peak_bytes, &JudgedRuns::time_ns);
@@ -101,4 +101,4 @@ std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front,
   return *std::ranges::min_element(found, is_better);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -7,7 +7,7 @@
 
 #include "headroom/plan/auto/search.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Plans of which none dominates another: the peak ascends, and the time strictly descends.
 using Front = std::vector<JudgedRuns>;
@@ -25,4 +25,4 @@ Front undominated(std::vector<JudgedRuns> plans);
 std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes,
                                       std::span<const int64_t> targets = {});
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -13,7 +13,7 @@
 #include "headroom/plan/bounds/memory_bound.h"
 #include "headroom/plan/bounds/time_bound.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr int kLevels = 40;               ///< Number of evenly spaced levels up to store-all's peak.
@@ -493,4 +493,4 @@ std::vector<Front> search_fronts(const FlatGraph& flat, const SearchStarts& star
   return FrontBuilder(flat, limits).build(starts);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

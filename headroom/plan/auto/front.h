@@ -6,7 +6,7 @@
 #include "headroom/plan/auto/between.h"
 #include "headroom/plan/plan.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Returns a lower bound on the peak of every schedule, in any order. It is the resident bytes plus the largest of two
 /// numbers: the bytes that an op which must run needs for its inputs, outputs and workspace (of alternatives, the one
@@ -31,4 +31,4 @@ struct SearchStarts {
 /// step makes any budget slower.
 std::vector<Front> search_fronts(const FlatGraph& flat, const SearchStarts& starts, const PlanLimits& limits);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -6,7 +6,7 @@
 
 #include "headroom/plan/auto/search.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Maximum work of one call of prune(), for each op of the graph. A plan for the smallest budget of a long chain may
@@ -284,4 +284,4 @@ void RunSearch::insert_any(int count) {
   }
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Number of failed moves at one sequence after which descent gives up.
@@ -482,4 +482,4 @@ bool RunSearch::descend(int64_t target_bytes, const DescentOptions& options) {
   return now_.time_ns() <= options.most_ns;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -11,7 +11,7 @@
 #include "headroom/algorithm/range_max.h"
 #include "headroom/plan/auto/timeline.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// A plan as a sequence of runs, with its simulated peak in bytes and its time in nanoseconds.
 struct JudgedRuns {
@@ -178,4 +178,4 @@ class RunSearch {
   int64_t work_ = 0;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -11,7 +11,7 @@
 #include "headroom/core/simulate.h"
 #include "headroom/plan/bounds/time_bound.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Number of moments to look at evenly along the base order, and number of moments to look at where store-all's memory
@@ -322,4 +322,4 @@ MemoryBound memory_bound(const Graph& graph, int64_t budget_bytes, int cuts) {
   return MemoryBounds(graph).within(budget_bytes, cuts);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

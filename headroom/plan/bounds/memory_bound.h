@@ -6,7 +6,7 @@
 
 #include "headroom/core/graph.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 struct MemoryBound {
   int64_t time_ns = 0;      ///< Lower bound on the time of every valid schedule within the budget, in nanoseconds.
@@ -57,4 +57,4 @@ class MemoryBounds {
   std::unique_ptr<const Moments> moments_;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -15,6 +15,7 @@
 #include "headroom/runtime/state.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 int64_t storage_bytes(const torch::Tensor& tensor) {

@@ -9,6 +9,7 @@
 #include "headroom/core/quote.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 /// Returns every tensor of the nodes' lists once, in order.

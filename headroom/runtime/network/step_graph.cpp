@@ -6,6 +6,7 @@
 #include "headroom/core/quote.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 constexpr ValueId kNone{-1};

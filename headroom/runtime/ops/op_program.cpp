@@ -10,7 +10,7 @@
 
 #include "headroom/core/quote.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
@@ -346,4 +346,4 @@ OpStep::Backward OpStep::backward(std::shared_ptr<OpFrame>& waiting, Tensors gra
   return result;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal
