@@ -129,6 +129,7 @@ lint: build/report/checked  ## check formatting, C++ by clang-tidy, Python by ru
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	tools/sizes.py
+	tools/surface.py
 
 lint-runtime:  ## check what includes torch's headers by clang-tidy
 	tools/setup.sh test torch

@@ -15,6 +15,7 @@
 namespace {
 
 using namespace headroom;
+using namespace headroom::internal;
 
 constexpr double kShares[] = {0.9, 0.8, 0.65, 0.5, 0.35, 0.25};
 

@@ -56,6 +56,7 @@
 namespace {
 
 using namespace headroom;
+using namespace headroom::internal;
 
 constexpr double kShares[] = {0.9, 0.8, 0.65, 0.5, 0.35, 0.25};
 constexpr int kBetween = 9;  ///< number of budgets between the smallest and the peak of store-all

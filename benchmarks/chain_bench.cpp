@@ -18,7 +18,7 @@
 #include "headroom/plan/chain/chain.h"
 #include "headroom/plan/chain/needs.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr int64_t kSlots = 500;
@@ -168,6 +168,6 @@ BENCHMARK(planner)
     ->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal
 
 BENCHMARK_MAIN();

@@ -9,9 +9,10 @@
 #include <ctime>
 
 #include "headroom/runtime/train.h"
+#include "headroom/train/trainer.h"
 #include "headroom/zoo/zoo.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 struct Case {
@@ -30,23 +31,18 @@ constexpr std::array<Case, 6> kCases = {{{"resnet50", 8, 64},
 /// Of the processor: with one thread that is the time of the step, less what others have of the machine.
 template <typename Step>
 double time_ms(const MeasuredStep& measured, const Step& step) {
-  for (const torch::Tensor& parameter : measured.measured.network.parameters()) parameter.mutable_grad().reset();
+  clear_gradients(measured.measured.network);
   const std::clock_t start = std::clock();
   step(measured.sample).backward();
   return 1e3 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-}
-
-double median(std::vector<double> numbers) {
-  std::ranges::sort(numbers);
-  return numbers[numbers.size() / 2];
 }
 
 void compare(const Case& one, int turns) {
   torch::manual_seed(1);
   const Network network = make_zoo_network(one.name);
   const MeasuredStep measured = measure_step(network, zoo_sample(one.name, {}, one.batch, one.size));
-  const TrainingStep step(measured.measured, measured.step, store_all(measured.step.graph));
-  const auto plainly = [&](const Tensors& inputs) { return network.forward(inputs)[0]; };
+  const TrainingStep step = make_training_step(measured, store_all(measured.step.graph));
+  const StepFunction plainly = plain_step(network);
   std::vector<double> plain_ms;
   std::vector<double> executor_ms;
   std::vector<double> ratios;
@@ -68,10 +64,10 @@ void compare(const Case& one, int turns) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal
 
 int main(int argc, char** argv) {
   torch::set_num_threads(1);  // more would mostly measure who else is on the machine
   const int turns = argc > 1 ? std::atoi(argv[1]) : 15;
-  for (const headroom::Case& one : headroom::kCases) headroom::compare(one, turns);
+  for (const headroom::internal::Case& one : headroom::internal::kCases) headroom::internal::compare(one, turns);
 }

@@ -8,7 +8,7 @@
 #include "headroom/plan/graph/division_tree.h"
 #include "headroom/plan/graph/lower_sets.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Returns the training step of a ResNet of bottleneck blocks at 224x224, batch 32: an op per convolution, normalisation,
@@ -124,4 +124,4 @@ void least_cut_uniform(benchmark::State& state) {
 BENCHMARK(least_cut_uniform)->Arg(100)->Arg(1000)->Arg(10'000)->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -8,7 +8,7 @@
 #include "benchmarks/summary.h"
 #include "headroom/plan/chain/peak_linear.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Returns seeded sizes that fall and rise like those of a network.
@@ -43,6 +43,6 @@ void print_ratios(const BenchmarkTimes& times_ms) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal
 
-int main(int argc, char** argv) { headroom::run_benchmarks(argc, argv, headroom::print_ratios); }
+int main(int argc, char** argv) { headroom::internal::run_benchmarks(argc, argv, headroom::internal::print_ratios); }

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-namespace headroom {
+namespace headroom::internal {
 
 double plain_chain(const ChainNeeds& needs, int64_t capacity, const std::vector<int64_t>& forward_ns) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -40,4 +40,4 @@ double plain_chain(const ChainNeeds& needs, int64_t capacity, const std::vector<
   return row(1, length)[capacity];
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -8,7 +8,7 @@
 #include "headroom/plan/auto/search/timeline.h"
 #include "headroom/plan/chain/checkpoints.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr int kOps = 10'000;
@@ -110,4 +110,4 @@ void timeline_chain(benchmark::State& state) {
 BENCHMARK(timeline_chain);
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

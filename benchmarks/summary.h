@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The real time of each benchmark by its name, in the benchmark's unit.
 using BenchmarkTimes = std::map<std::string, double>;
@@ -28,4 +28,4 @@ inline void run_benchmarks(int argc, char** argv, const std::function<void(const
   summarise(reporter.times);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -7,7 +7,7 @@
 
 #include "headroom/core/error.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 void check(std::span<const int64_t> sizes) {
@@ -108,4 +108,4 @@ std::vector<int> least_cut(std::span<const int64_t> sizes) {
   return least_over_bounds(whole, [&](int64_t bound) { return least_cut_within(sizes, {}, bound); }).kept;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

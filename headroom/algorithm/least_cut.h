@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace headroom {
+namespace headroom::internal {
 
 /// A subset of the positions of a path 0, 1, …, n, whose two ends are always kept and cost nothing. A *segment* (i, j)
 /// lies between two neighbouring kept positions; the bytes strictly inside it are
@@ -45,4 +45,4 @@ Cut least_cut_within(std::span<const int64_t> sizes, std::span<const int64_t> li
 /// cut so far, or equals that at its lower end. Takes at most 64 calls for every kept sum that occurs.
 Cut least_over_bounds(int64_t whole, const std::function<Cut(int64_t bound)>& within);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -4,7 +4,7 @@
 
 #include "headroom/core/error.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 size_t at(int i) { return static_cast<size_t>(i); }
@@ -121,4 +121,4 @@ const char* MaxFlow::find_error() const {
   return cut == value_ ? nullptr : "the values of flow and cut differ";
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

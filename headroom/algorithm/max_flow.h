@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace headroom {
+namespace headroom::internal {
 
 /// A flow, a capacity or a sum of them. Wide enough for products of two int64.
 __extension__ using FlowAmount = __int128;
@@ -67,4 +67,4 @@ class MaxFlow {
   FlowAmount value_ = 0;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

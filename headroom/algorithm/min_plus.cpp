@@ -4,7 +4,7 @@
 
 #include "headroom/core/error.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 template <typename Number, int Bytes>
@@ -114,4 +114,4 @@ MinPlusKernel<Number> min_plus_kernel(InstructionSet instruction_set) {
 template MinPlusKernel<uint32_t> min_plus_kernel<uint32_t>(InstructionSet instruction_set);
 template MinPlusKernel<double> min_plus_kernel<double>(InstructionSet instruction_set);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The instruction sets that the kernel below is compiled for. All of them give the same results, bit for bit.
 enum class InstructionSet : uint8_t { kPlain, kAvx2, kAvx512 };
@@ -29,4 +29,4 @@ using MinPlusKernel = void (*)(const Number* a, const Number* b, int64_t count, 
 template <typename Number>
 MinPlusKernel<Number> min_plus_kernel(InstructionSet instruction_set);
 
-}  // namespace headroom
+}  // namespace headroom::internal

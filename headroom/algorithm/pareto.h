@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Returns the Pareto front of some points for two costs, both to be minimised: the first cost ascending, the second
 /// strictly descending. Of points equal in both costs the first stays. `first` and `second` are functions or pointers to
@@ -21,4 +21,4 @@ std::vector<Point> pareto_front(std::vector<Point> points, First first, Second s
   return front;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-namespace headroom {
+namespace headroom::internal {
 
 /// A sequence of numbers in which adding to a range and finding the maximum of a range take O(log n).
 ///
@@ -71,4 +71,4 @@ class RangeMax {
   std::vector<int64_t> added_;  ///< By inner node: amount added to all numbers below it.
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <tuple>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 size_t at(int position) { return static_cast<size_t>(position); }
@@ -156,4 +156,4 @@ void Separation::flood(const Part& part, std::vector<uint8_t>& covered, std::vec
   }
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

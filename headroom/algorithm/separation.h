@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Edges (a, b), a < b, between vertices that are numbered in a topological order.
 using Edges = std::vector<std::pair<int, int>>;
@@ -56,4 +56,4 @@ class Separation {
   std::vector<size_t> seen_;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

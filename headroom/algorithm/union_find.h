@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Disjoint sets of the numbers 0..n-1 that can be joined but not split. The smallest member of a set represents it. A
 /// call takes amortised O(log n).
@@ -30,4 +30,4 @@ class UnionFind {
   std::vector<int> parent_;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-namespace headroom {
+namespace headroom::internal {
 
 int thread_count(int wanted) {
   return std::max(wanted > 0 ? wanted : static_cast<int>(std::thread::hardware_concurrency()), 1);
@@ -36,4 +36,4 @@ void run_workers(int count, const std::function<void(int)>& work) {
   if (error != errors.end()) std::rethrow_exception(*error);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -2,7 +2,7 @@
 
 #include <functional>
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Returns the number of threads to use if `wanted` are requested: as many as the machine has for 0, and always at
 /// least 1.
@@ -14,4 +14,4 @@ int thread_count(int wanted);
 /// the exception of the call with the smallest i that threw one.
 void run_workers(int count, const std::function<void(int)>& work);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -13,7 +13,7 @@
 #include "headroom/core/lifetimes.h"
 #include "headroom/io/size.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 namespace {
 
 constexpr size_t kRows = 7;
@@ -133,4 +133,4 @@ std::string memory_chart(const Graph& graph, const Schedule& schedule, const Sim
   return text + "\n";
 }
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

@@ -7,7 +7,7 @@
 
 #include "headroom/core/simulate.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 
 struct ChartStyle {
   size_t columns = 80;
@@ -24,4 +24,4 @@ struct ChartStyle {
 std::string memory_chart(const Graph& graph, const Schedule& schedule, const Simulation& simulation,
                          std::optional<int64_t> budget_bytes, const ChartStyle& style);
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

@@ -13,7 +13,7 @@
 #include "headroom/io/read.h"
 #include "headroom/io/size.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 
 Problem load_problem(const Arguments& arguments) {
   const std::variant<Graph, Chain> network = read_network(read_file(arguments.file), arguments.file);
@@ -247,4 +247,4 @@ ExitStatus run_planners(const Arguments& arguments) {
   return kDone;
 }
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

@@ -6,7 +6,7 @@
 
 #include "headroom/cli/options.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 
 /// The options and positional arguments of all calls.
 struct Arguments : PlanArguments {
@@ -34,4 +34,4 @@ ExitStatus run_planners(const Arguments& arguments);
 ExitStatus run_explain(const Arguments& arguments);
 ExitStatus run_report(const Arguments& arguments);
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

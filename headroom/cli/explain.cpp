@@ -12,7 +12,7 @@
 #include "headroom/io/read.h"
 #include "headroom/io/size.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 namespace {
 
 /// A value with its bytes or an op with its time.
@@ -199,4 +199,4 @@ ExitStatus run_explain(const Arguments& arguments) {
   return kDone;
 }
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

@@ -6,7 +6,7 @@
 #include "headroom/cli/commands.h"
 #include "headroom/core/quote.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 namespace {
 
 constexpr const char* kProgram = "headroom";
@@ -139,10 +139,11 @@ int run_command(int argc, const char* const* argv) {
 }
 
 }  // namespace
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli
 
 int main(int argc, char** argv) {
   using namespace headroom;
+  namespace cli = internal::cli;
   try {
     return cli::run_command(argc, argv);
   } catch (const InvalidInput& error) {

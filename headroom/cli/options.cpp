@@ -10,7 +10,7 @@
 
 #include "headroom/core/quote.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 
 PlanLimits limits_of(const PlanArguments& arguments) {
   PlanLimits limits;
@@ -78,4 +78,4 @@ int complain_of_memory(const char* program) {
   return kBadInput;
 }
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

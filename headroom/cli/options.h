@@ -11,7 +11,7 @@ class App;
 class Validator;
 }  // namespace CLI
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 
 /// The options of every command that plans.
 struct PlanArguments {
@@ -43,4 +43,4 @@ int complain(std::string_view program, std::string_view message, ExitStatus stat
 /// Says that memory has run out, without allocating any.
 int complain_of_memory(const char* program);
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

@@ -8,7 +8,7 @@
 
 #include "headroom/core/quote.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 namespace {
 
 /// Returns the columns that UTF-8 text takes on a terminal: its characters, not its bytes.
@@ -114,4 +114,4 @@ Json chrome_trace(const Graph& graph, const Schedule& schedule, const Simulation
   return Json{{"displayTimeUnit", "ns"}, {"traceEvents", std::move(events)}};
 }
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

@@ -8,7 +8,7 @@
 #include "headroom/core/simulate.h"
 #include "headroom/plan/planners.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 
 using Json = nlohmann::ordered_json;
 
@@ -38,4 +38,4 @@ Json trace_counter(const std::string& name, int64_t ns, int64_t bytes);
 /// Returns a trace for Perfetto and chrome://tracing: runs as consecutive slices, memory as a counter.
 Json chrome_trace(const Graph& graph, const Schedule& schedule, const Simulation& simulation);
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

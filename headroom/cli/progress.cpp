@@ -6,7 +6,7 @@
 #include <new>
 #include <system_error>
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 namespace {
 
 using std::chrono::milliseconds;
@@ -65,4 +65,4 @@ std::string Progress::line() const {
          std::to_string(left_ms / 1000) + " s left";
 }
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 
 /// A progress line on standard error for as long as the object lives: the elapsed time and, after a call of report(), the
 /// number of finished items and an estimate of the remaining time. Nothing is printed in the first second, or if standard
@@ -39,4 +39,4 @@ class Progress {
   std::optional<std::thread> thread_;  ///< writes the line; none without a terminal
 };
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

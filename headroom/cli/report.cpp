@@ -10,7 +10,7 @@
 #include "headroom/report/data.h"
 #include "headroom/report/page.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 namespace {
 
 /// Reads the measured memory and the names of the nodes from the "steps" of a trace of `headroom-train`.
@@ -71,4 +71,4 @@ ExitStatus run_report(const Arguments& arguments) {
   return kDone;
 }
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

@@ -6,31 +6,25 @@
 #include <vector>
 
 #include "headroom/cli/options.h"
+#include "headroom/train/comparison.h"
+#include "headroom/zoo/zoo.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 
 inline constexpr const char* kTrainProgram = "headroom-train";
 
-/// What `headroom-train` is told. What is left out of the network's options is as published.
+/// What `headroom-train` is told.
 struct TrainArguments : PlanArguments {
   std::string model;
   std::string device = "cpu";
   int64_t batch = 0;
   std::optional<int64_t> image;
-  std::optional<int64_t> tokens;
-  std::optional<int64_t> layers;
-  std::optional<int64_t> width;
-  std::optional<int64_t> heads;
-  std::optional<int64_t> vocabulary;
-  std::optional<int64_t> classes;
-  std::optional<double> dropout;
+  ZooOptions network;
   std::vector<std::string> text_files;
   std::vector<int> checkpoints;  ///< empty: a planner chooses
   bool join_to_chain = false;
-  int steps = 3;
   uint64_t seed = 0;
-  double learning_rate = 0.01;
-  bool plain = true;
+  ComparisonOptions training;
   std::optional<std::string> trace_file;
   std::optional<std::string> report_file;
   std::optional<std::string> graph_file;
@@ -44,4 +38,4 @@ struct TrainArguments : PlanArguments {
 /// where a node fails on its inputs.
 ExitStatus run_train(const TrainArguments& arguments);
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

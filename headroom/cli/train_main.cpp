@@ -6,20 +6,20 @@
 #include "headroom/cli/train.h"
 #include "headroom/core/error.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 namespace {
 
 void define(CLI::App& app, TrainArguments& arguments) {
   app.add_option("MODEL", arguments.model, "a network of the zoo: vgg16, resnet50, unet, gpt2, ...")->required();
   app.add_option("--batch", arguments.batch, "batch size")->required();
   app.add_option("--image", arguments.image, "height and width of the images (as published)");
-  app.add_option("--tokens", arguments.tokens, "GPTs: length of a sequence (as published)");
-  app.add_option("--layers", arguments.layers, "GPTs: layers");
-  app.add_option("--width", arguments.width, "GPTs: embedding width");
-  app.add_option("--heads", arguments.heads, "GPTs: attention heads");
-  app.add_option("--vocabulary", arguments.vocabulary, "GPTs: vocabulary size");
-  app.add_option("--classes", arguments.classes, "image networks: number of classes");
-  app.add_option("--dropout", arguments.dropout, "probability of dropout");
+  app.add_option("--tokens", arguments.network.tokens, "GPTs: length of a sequence (as published)");
+  app.add_option("--layers", arguments.network.layers, "GPTs: layers");
+  app.add_option("--width", arguments.network.width, "GPTs: embedding width");
+  app.add_option("--heads", arguments.network.heads, "GPTs: attention heads");
+  app.add_option("--vocabulary", arguments.network.vocabulary, "GPTs: vocabulary size");
+  app.add_option("--classes", arguments.network.classes, "image networks: number of classes");
+  app.add_option("--dropout", arguments.network.dropout, "probability of dropout");
   app.add_option("--text", arguments.text_files, "GPTs: files to train on, one token per byte (one random batch)");
   app.add_flag("--chain", arguments.join_to_chain, "join nodes until the network is a chain");
 
@@ -38,10 +38,11 @@ void define(CLI::App& app, TrainArguments& arguments) {
 
   app.add_option("--device", arguments.device, "cpu or cuda (cpu)")
       ->check(CLI::IsMember({"cpu", "cuda"}).description(""));
-  app.add_option("--steps", arguments.steps, "optimizer steps (3)")->check(CLI::Range(1, 1'000'000).description(""));
-  app.add_option("--learning-rate", arguments.learning_rate, "learning rate of SGD (0.01)");
+  app.add_option("--steps", arguments.training.steps, "optimizer steps (3)")
+      ->check(CLI::Range(1, 1'000'000).description(""));
+  app.add_option("--learning-rate", arguments.training.learning_rate, "learning rate of SGD (0.01)");
   app.add_option("--seed", arguments.seed, "seed of weights, batches and dropout (0)");
-  app.add_flag("!--no-plain", arguments.plain, "skip the comparison with plain training");
+  app.add_flag("!--no-plain", arguments.training.plain, "skip the comparison with plain training");
   app.add_option("--trace", arguments.trace_file, "write predicted and measured memory here, as a Perfetto trace");
   app.add_option("--report", arguments.report_file, "write the report page here, as one HTML file");
   app.add_option("--out-graph", arguments.graph_file, "write the measured chain or graph here");
@@ -71,10 +72,11 @@ int run_command(int argc, const char* const* argv) {
 }
 
 }  // namespace
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli
 
 int main(int argc, char** argv) {
   using namespace headroom;
+  namespace cli = internal::cli;
   try {
     return cli::run_command(argc, argv);
   } catch (const InvalidInput& error) {

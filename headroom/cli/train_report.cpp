@@ -7,7 +7,7 @@
 
 #include "headroom/io/size.h"
 
-namespace headroom::cli {
+namespace headroom::internal::cli {
 namespace {
 
 std::string percent(double share, const char* format) {
@@ -45,8 +45,8 @@ std::string some_losses(const std::vector<double>& losses, size_t most) {
 }
 
 Json to_json(const TrainedSteps& steps) {
-  return Json{{"peak_bytes", steps.peak_bytes},
-              {"step_ns", steps.median_ns()},
+  return Json{{"peak_bytes", std::ranges::max(steps.peaks_bytes)},
+              {"step_ns", median(steps.times_ns)},
               {"times_ns", steps.times_ns},
               {"losses", steps.losses}};
 }
@@ -82,19 +82,15 @@ std::string list(const std::vector<int>& numbers) {
 
 }  // namespace
 
-int64_t TrainedSteps::median_ns() const {
-  std::vector<int64_t> sorted = times_ns;
-  std::ranges::sort(sorted);
-  return sorted.empty() ? 0 : sorted[sorted.size() / 2];
-}
-
 double TrainReport::error() const {
-  return share_of(predicted_peak_bytes - planned.peak_bytes, planned.peak_bytes - before_bytes);
+  const int64_t peak_bytes = measured_peak_bytes();
+  return share_of(predicted_peak_bytes - peak_bytes, peak_bytes - before_bytes);
 }
 
 double TrainReport::recomputation() const { return share_of(predicted_time_ns - store_all_time_ns, predicted_time_ns); }
 
 Json to_json(const TrainReport& report) {
+  const Comparison& training = report.training;
   Json json;
   json["model"] = report.model;
   json["device"] = report.device;
@@ -115,19 +111,21 @@ Json to_json(const TrainReport& report) {
   json["solve_ms"] = report.solve_ms;
   json["predicted_peak_bytes"] = report.predicted_peak_bytes;
   json["predicted_time_ns"] = report.predicted_time_ns;
-  json["measured_peak_bytes"] = report.planned.peak_bytes;
+  json["measured_peak_bytes"] = report.measured_peak_bytes();
   json["error"] = report.error();
   json["recomputation"] = report.recomputation();
-  json["planned"] = to_json(report.planned);
-  json["plain"] = report.plain ? to_json(*report.plain) : Json(nullptr);
-  json["gradient_difference"] = report.plain ? Json(report.differences.gradients) : Json(nullptr);
-  json["buffer_difference"] = report.plain ? Json(report.differences.buffers) : Json(nullptr);
-  json["identical"] = report.plain ? Json(report.differences.identical) : Json(nullptr);
+  json["planned"] = to_json(training.planned);
+  json["plain"] = training.plain ? to_json(*training.plain) : Json(nullptr);
+  json["gradient_difference"] = training.plain ? Json(training.gradients.largest) : Json(nullptr);
+  json["buffer_difference"] = training.plain ? Json(training.buffers.largest) : Json(nullptr);
+  json["identical"] = training.plain ? Json(training.identical) : Json(nullptr);
   return json;
 }
 
 std::string to_text(const TrainReport& report) {
   constexpr size_t kLosses = 8;
+  const Comparison& training = report.training;
+  const std::optional<TrainedSteps>& plain = training.plain;
   std::vector<std::vector<std::string>> rows = {
       {"network", size_of(report) + ", " + grouped(report.parameters) + " parameters"},
       {"before a step", format_bytes(report.before_bytes) + " on the device"},
@@ -139,44 +137,43 @@ std::string to_text(const TrainReport& report) {
   rows.push_back({"recomputation", percent(report.recomputation(), "%.1f %%") + " of the step's time " +
                                        change(report.predicted_time_ns, report.store_all_time_ns) + ", predicted"});
   rows.push_back({"predicted peak", describe_peak(report, report.predicted_peak_bytes)});
-  rows.push_back({"measured peak", describe_peak(report, report.planned.peak_bytes) + "; prediction " +
+  rows.push_back({"measured peak", describe_peak(report, report.measured_peak_bytes()) + "; prediction " +
                                        percent(report.error(), "%+.2f %%")});
-  if (report.plain) rows.push_back({"plain peak", describe_peak(report, report.plain->peak_bytes)});
-  if (!report.plain) rows.push_back({"plain training", report.why_not_plain});
-  std::string time = format_ns(report.planned.median_ns());
-  if (report.plain)
-    time += ", plain " + format_ns(report.plain->median_ns()) + " " +
-            change(report.planned.median_ns(), report.plain->median_ns());
+  if (plain) rows.push_back({"plain peak", describe_peak(report, std::ranges::max(plain->peaks_bytes))});
+  if (!plain) rows.push_back({"plain training", report.why_not_plain});
+  const int64_t step_ns = median(training.planned.times_ns);
+  std::string time = format_ns(step_ns);
+  if (plain) time += ", plain " + format_ns(median(plain->times_ns)) + " " + change(step_ns, median(plain->times_ns));
   rows.push_back({"step time", time});
-  if (report.plain) {
-    const Differences& differences = report.differences;
-    rows.push_back({"gradients", "largest difference " + number(differences.gradients) +
-                                     (differences.identical ? " (bit-identical)" : "")});
-    if (differences.buffers != 0) rows.push_back({"buffers", "largest difference " + number(differences.buffers)});
-    rows.push_back({"plain losses", some_losses(report.plain->losses, kLosses)});
+  if (plain) {
+    rows.push_back({"gradients", "largest difference " + number(training.gradients.largest) +
+                                     (training.identical ? " (bit-identical)" : "")});
+    const double buffers = training.buffers.largest;
+    if (buffers != 0) rows.push_back({"buffers", "largest difference " + number(buffers)});
+    rows.push_back({"plain losses", some_losses(plain->losses, kLosses)});
   }
-  rows.push_back({report.plain ? "planned losses" : "losses", some_losses(report.planned.losses, kLosses)});
+  rows.push_back({plain ? "planned losses" : "losses", some_losses(training.planned.losses, kLosses)});
   return report.model + ", batch " + std::to_string(report.batch) + " x " + report.sample + ", " + report.device +
          ", torch " + report.torch_version + "\n" + table(rows, 2);
 }
 
-ReportMeasurement report_measurement(const TrainReport& report, const Schedule& schedule,
-                                     const MeasuredMemory& measured) {
+ReportMeasurement report_measurement(const TrainReport& report, const Schedule& schedule) {
+  const Comparison& training = report.training;
   ReportMeasurement result;
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     if (schedule.steps[i].is_run()) {
-      result.moment_bytes.push_back(measured.moment_bytes[i]);
-      result.after_bytes.push_back(measured.after_bytes[i]);
+      result.moment_bytes.push_back(training.memory.moment_bytes[i]);
+      result.after_bytes.push_back(training.memory.after_bytes[i]);
     } else if (!result.after_bytes.empty()) {
-      result.after_bytes.back() = measured.after_bytes[i];
+      result.after_bytes.back() = training.memory.after_bytes[i];
     }
   }
-  result.peak_bytes = report.planned.peak_bytes;
-  result.step_ns = report.planned.median_ns();
-  if (report.plain) {
-    result.plain_step_ns = report.plain->median_ns();
-    result.plain_peak_bytes = report.plain->peak_bytes;
-    result.identical_to_plain = report.differences.identical;
+  result.peak_bytes = report.measured_peak_bytes();
+  result.step_ns = median(training.planned.times_ns);
+  if (training.plain) {
+    result.plain_step_ns = median(training.plain->times_ns);
+    result.plain_peak_bytes = std::ranges::max(training.plain->peaks_bytes);
+    result.identical_to_plain = training.identical;
   }
   return result;
 }
@@ -213,4 +210,4 @@ Json train_trace(const Graph& graph, const Schedule& schedule, const Simulation&
   return trace;
 }
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -7,23 +8,9 @@
 
 #include "headroom/cli/print.h"
 #include "headroom/report/data.h"
+#include "headroom/train/comparison.h"
 
-namespace headroom::cli {
-
-/// Some steps of training, one way or the other.
-struct TrainedSteps {
-  std::vector<double> losses;  ///< by step
-  std::vector<int64_t> times_ns;
-  int64_t peak_bytes = 0;  ///< of all steps, without what is on the device for comparing
-  int64_t median_ns() const;
-};
-
-/// Plain training's values less the planned one's, largest absolute difference over all steps.
-struct Differences {
-  double gradients = 0;
-  double buffers = 0;
-  bool identical = true;  ///< bit for bit, losses included
-};
+namespace headroom::internal::cli {
 
 /// What `headroom-train` found. Bytes are of the whole device.
 struct TrainReport {
@@ -46,11 +33,10 @@ struct TrainReport {
   double solve_ms = 0;
   int64_t predicted_peak_bytes = 0;
   int64_t predicted_time_ns = 0;
-  TrainedSteps planned;
-  std::optional<TrainedSteps> plain;
+  Comparison training;
   std::string why_not_plain;
-  Differences differences;  ///< where there is plain training
 
+  int64_t measured_peak_bytes() const { return std::ranges::max(training.planned.peaks_bytes); }
   /// Predicted less measured peak, as a share of what the step adds to what was there before it.
   double error() const;
   /// Of the predicted time, what goes into running nodes again.
@@ -62,15 +48,8 @@ Json to_json(const TrainReport& report);
 /// A table for people.
 std::string to_text(const TrainReport& report);
 
-/// Measured on the device, one each for every step of a schedule.
-struct MeasuredMemory {
-  std::vector<int64_t> moment_bytes;
-  std::vector<int64_t> after_bytes;
-};
-
 /// What was measured, as the report page shows it: by run of the schedule.
-ReportMeasurement report_measurement(const TrainReport& report, const Schedule& schedule,
-                                     const MeasuredMemory& measured);
+ReportMeasurement report_measurement(const TrainReport& report, const Schedule& schedule);
 
 /// chrome_trace() with measured memory as a second counter and, under "steps", both by run: the memory during it and
 /// after the drops that follow it. `nodes` are the names of the nodes that ops run. `simulation` must be in the bytes
@@ -78,4 +57,4 @@ ReportMeasurement report_measurement(const TrainReport& report, const Schedule& 
 Json train_trace(const Graph& graph, const Schedule& schedule, const Simulation& simulation,
                  const std::vector<std::string>& nodes, const MeasuredMemory& measured);
 
-}  // namespace headroom::cli
+}  // namespace headroom::internal::cli

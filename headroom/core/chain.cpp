@@ -8,6 +8,7 @@
 #include "headroom/core/quote.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 /// A sum that notes whether it, or its negative, has left int64.

@@ -8,6 +8,7 @@
 #include "headroom/core/quote.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 using Problem = std::optional<std::string>;

@@ -2,7 +2,7 @@
 
 #include "headroom/core/memory.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 std::vector<Lifetime> lifetimes(const Graph& graph, const Schedule& schedule) {
   std::vector<Lifetime> lifetimes;
@@ -39,4 +39,4 @@ std::vector<uint8_t> find_reruns(const Graph& graph, const Schedule& schedule) {
   return reruns;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

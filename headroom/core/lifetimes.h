@@ -6,7 +6,7 @@
 
 #include "headroom/core/schedule.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// One copy of a value, which is live in the moments of these steps, both included.
 ///
@@ -28,4 +28,4 @@ std::vector<Lifetime> lifetimes(const Graph& graph, const Schedule& schedule);
 /// count as one op, so recording a stage that has run without recording is a recomputation.
 std::vector<uint8_t> find_reruns(const Graph& graph, const Schedule& schedule);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 bool contains(const std::vector<ValueId>& ids, ValueId id) { return std::ranges::find(ids, id) != ids.end(); }
@@ -160,4 +160,4 @@ Memory::Copy Memory::restore(ValueId id, bool is_current, std::span<const Copy> 
   return copy;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

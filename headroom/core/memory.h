@@ -7,7 +7,7 @@
 
 #include "headroom/core/schedule.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The rule of docs/formats.md that a step breaks.
 struct Fault {
@@ -123,4 +123,4 @@ class Memory {
   std::vector<Copy> freed_;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -1,6 +1,6 @@
 #include "headroom/core/quote.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr size_t kLongestShown = 80;
@@ -35,4 +35,4 @@ std::string quote(std::string_view name) {
   return text + "'";
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

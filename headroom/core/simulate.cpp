@@ -7,6 +7,7 @@
 #include "headroom/core/quote.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 [[noreturn]] void throw_too_large(const char* what) {

@@ -9,6 +9,7 @@
 #include "headroom/io/source_error.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 constexpr std::string_view kGraphFormat = "headroom.graph/1";

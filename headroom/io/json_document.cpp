@@ -8,7 +8,7 @@
 #include "headroom/core/quote.h"
 #include "headroom/io/source_error.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr int kMaxLevels = 16;  // Our files have five levels.
@@ -330,4 +330,4 @@ Document read_document(std::string_view text, const std::string& source, const R
   return std::move(reader.document);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

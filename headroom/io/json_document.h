@@ -9,7 +9,7 @@
 
 #include "headroom/io/names.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The kind of a field. A file is one JSON object whose fields are numbers, strings, lists of names or lists of records; a
 /// record is an object without fields of records. A schema lists the fields, and a document holds their contents.
@@ -74,4 +74,4 @@ std::string read_format(std::string_view text, const std::string& source);
 /// memory is at most a few times the size of the text.
 Document read_document(std::string_view text, const std::string& source, const RecordSchema& schema);
 
-}  // namespace headroom
+}  // namespace headroom::internal

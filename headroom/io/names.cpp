@@ -5,7 +5,7 @@
 #include "headroom/core/error.h"
 #include "headroom/core/quote.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 unsigned byte_at(std::string_view text, size_t i) { return static_cast<unsigned char>(text[i]); }
@@ -108,4 +108,4 @@ void check_chain_can_be_written(const Chain& chain) {
   }
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -9,7 +9,7 @@
 
 #include "headroom/core/chain.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Numbers names 0, 1, 2, … in the order of their first use.
 class NameTable {
@@ -37,4 +37,4 @@ std::optional<std::string> parse_json_string(std::string_view literal);
 /// express.
 void check_chain_can_be_written(const Chain& chain);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -7,6 +7,7 @@
 #include "headroom/io/text.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 std::string_view skip_byte_order_mark(std::string_view text) {

@@ -9,6 +9,7 @@
 #include "headroom/core/quote.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 __extension__ using Wide = unsigned __int128;

@@ -14,6 +14,7 @@
 #include "headroom/io/text_scanner.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 void take_keyword(TextScanner& scanner, const char* keyword) {

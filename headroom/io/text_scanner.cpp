@@ -9,7 +9,7 @@
 #include "headroom/io/names.h"
 #include "headroom/io/source_error.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr std::string_view kMarks = ":=,/-";
@@ -165,4 +165,4 @@ void append_text_name(std::string& out, std::string_view name) {
   }
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

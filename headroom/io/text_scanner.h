@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Splits the text form (io/text.h) into words, strings and marks, with one token of lookahead. Errors throw InvalidInput
 /// with the source and the line.
@@ -50,4 +50,4 @@ class TextScanner {
 /// Appends `name` in a form that take_name() reads. Throws InvalidInput if it is empty or not UTF-8.
 void append_text_name(std::string& out, std::string_view name);
 
-}  // namespace headroom
+}  // namespace headroom::internal

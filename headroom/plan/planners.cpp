@@ -20,6 +20,7 @@
 #include "headroom/plan/graph/lower_sets.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 PlanResult store_all_plan(const Problem& problem, const PlanRequest&, const PlannerOptions&) {

@@ -6,6 +6,7 @@
 #include "headroom/plan/bounds/time_bound.h"
 
 namespace headroom {
+using namespace internal;
 
 Problem::Problem(Graph step, std::optional<Chain> same)
     : graph(std::move(step)), chain(std::move(same)), cache(std::make_shared<PlannerCache>()) {

@@ -8,7 +8,7 @@
 #include "headroom/io/names.h"
 #include "headroom/plan/bounds/memory_bound.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -265,4 +265,4 @@ std::string write_report_data(const ReportInput& input) {
   return json.dump();
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -8,7 +8,7 @@
 #include "headroom/core/schedule.h"
 #include "headroom/plan/planners.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The plans of all planners for the same training step.
 struct ReportFronts {
@@ -60,4 +60,4 @@ std::vector<std::string> chain_modules(const Chain& chain);
 /// invalid, a list has the wrong length, or a name is not UTF-8.
 std::string write_report_data(const ReportInput& input);
 
-}  // namespace headroom
+}  // namespace headroom::internal

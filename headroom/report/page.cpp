@@ -3,7 +3,7 @@
 #include "headroom/core/error.h"
 #include "headroom/report/page_template.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr std::string_view kPlaceForData = "{{headroom-report-data}}";
@@ -44,4 +44,4 @@ std::string make_report_page(std::string_view data) {
   return out;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -8,7 +8,7 @@
 #include "headroom/core/quote.h"
 #include "headroom/core/simulate.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 FramePlan::FramePlan(const Graph& of, Schedule by, const std::vector<int>& kernel_of_op, size_t kernels)
     : graph(of), schedule(std::move(by)), runs(kernels), replays(kernels) {
@@ -111,4 +111,4 @@ void rethrow_with(const std::string& context, const std::function<void(const std
   }
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

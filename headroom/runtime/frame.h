@@ -12,7 +12,7 @@
 #include "headroom/core/schedule.h"
 #include "headroom/runtime/state.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// What a kernel, a node's forward or an operator's call, uses besides its arguments, and what its reruns therefore
 /// replay.
@@ -104,4 +104,4 @@ std::shared_ptr<F> take_frame(std::shared_ptr<F>& waiting, bool is_recorded) {
 [[noreturn]] void rethrow_with(const std::string& context,
                                const std::function<void(const std::string& context)>& annotate);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -24,7 +24,7 @@ namespace headroom {
 
 /// Counts one device's bytes and keeps one peak for all meters on the device. Restarting the peak for one meter first
 /// folds it into the peaks of all, so that no meter loses any.
-class DeviceCounter {
+class Meter::DeviceCounter {
  public:
   struct Reading {
     int64_t current_bytes;
@@ -132,7 +132,7 @@ class SizeTable {
 
 /// Counts what passes through it to the CPU allocator that was in place before. It is never destroyed, because tensors
 /// may outlive main.
-class CountingAllocator final : public c10::Allocator, public DeviceCounter {
+class CountingAllocator final : public c10::Allocator, public Meter::DeviceCounter {
  public:
   /// Returns the counting allocator. Throws InvalidInput if it is not, or no longer, the process's CPU allocator.
   static CountingAllocator& get() {
@@ -221,7 +221,7 @@ class CountingAllocator final : public c10::Allocator, public DeviceCounter {
 };
 
 /// Reads the statistics of a device's caching allocator.
-class CachingCounter final : public DeviceCounter {
+class CachingCounter final : public Meter::DeviceCounter {
  public:
   explicit CachingCounter(c10::Device device)
       : allocator_(c10::getDeviceAllocator(device.type())), index_(device.index()) {
@@ -266,7 +266,7 @@ c10::Device resolve(c10::Device device) {
 }
 
 /// Returns the counter of a device. Counters are never destroyed, as allocators are not.
-DeviceCounter& counter_of(c10::Device device) {
+Meter::DeviceCounter& counter_of(c10::Device device) {
   if (device.is_cpu()) return CountingAllocator::get();
   static auto& mutex = *new std::mutex;
   static auto& counters = *new std::map<c10::DeviceIndex, std::unique_ptr<CachingCounter>>;

@@ -9,8 +9,6 @@
 
 namespace headroom {
 
-class DeviceCounter;
-
 /// One point of a meter's timeline.
 struct MemoryMark {
   std::string name;
@@ -61,6 +59,8 @@ class Meter {
   void mark(std::string name);
 
   const std::vector<MemoryMark>& timeline() const { return timeline_; }
+
+  class DeviceCounter;
 
   /// A meter's own peaks, without what the device has reached since its peak was last restarted.
   struct Peaks {

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <sstream>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 at::Generator default_generator(torch::Device device) { return at::globalContext().defaultGenerator(device); }
@@ -114,6 +114,10 @@ void throw_changed_in_place(const std::string& tensor, int64_t version, int64_t 
               "torch.autograd.set_detect_anomaly(True).");
 }
 
+bool is_alias_in(const Tensors& tensors, const torch::Tensor& tensor) {
+  return std::ranges::any_of(tensors, [&](const torch::Tensor& other) { return other.is_alias_of(tensor); });
+}
+
 torch::Tensor copy_memory(const torch::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   return bytes_of(tensor).clone();
@@ -193,4 +197,4 @@ void restore_buffers(const Tensors& buffers, const Tensors& saved) {
   for (size_t i = 0; i < saved.size(); ++i) buffers[i].variable_data().copy_(saved[i]);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "headroom/runtime/network.h"
+#include "headroom/runtime/network/network.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The state of random generators, which can be restored: of the CPU's default generator, of the device's where that is
 /// another one, and of the user's own generators that are listed.
@@ -43,6 +43,9 @@ std::string type_and_shape(const torch::Tensor& tensor);
 /// type_and_shape(), and `reader` says in a sentence what reads it again.
 [[noreturn]] void throw_changed_in_place(const std::string& tensor, int64_t version, int64_t expected,
                                          const std::string& reader);
+
+/// Returns whether a tensor shares memory with one of `tensors`.
+bool is_alias_in(const Tensors& tensors, const torch::Tensor& tensor);
 
 /// Copies all bytes of a tensor's storage, to a new storage or to one of the same size. Autograd does not notice.
 torch::Tensor copy_memory(const torch::Tensor& tensor);
@@ -137,4 +140,4 @@ class KeptState {
   std::vector<int64_t> versions_;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

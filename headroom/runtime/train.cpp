@@ -6,9 +6,11 @@
 
 #include "headroom/core/quote.h"
 #include "headroom/runtime/meter.h"
+#include "headroom/runtime/network/kernels.h"
 #include "headroom/runtime/state.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 /// Returns an upper bound on the bytes of a step beside the values of its graph: the loss, its gradient, and two copies
@@ -40,6 +42,10 @@ MeasuredStep measure_step(const Network& network, const Tensors& sample, const M
   return {std::move(measured), std::move(step), std::move(problem), sample, meter.current_bytes()};
 }
 
+TrainingStep make_training_step(const MeasuredStep& measured, Schedule schedule) {
+  return {measured.measured, measured.step, std::move(schedule)};
+}
+
 Simulation predict(const MeasuredStep& measured, const TrainingStep& step) {
   const Graph graph = step_for(measured.step, measured.measured.costs, step.schedule()).graph;
   Simulation simulation = simulate(graph, step.schedule());
@@ -66,7 +72,7 @@ PlannedStep plan_step(const MeasuredStep& measured, std::optional<int64_t> budge
           measured.measured.network.name(), budget_bytes.value_or(0),
           smallest_bytes > 0 ? smallest_bytes + outside_bytes + std::max(reserve_bytes, most_beside) : 0);
     }
-    const TrainingStep step(measured.measured, measured.step, *plan.result.schedule);
+    const TrainingStep step = make_training_step(measured, *plan.result.schedule);
     PlannedStep planned{step, std::move(plan), 0, std::nullopt};
     planned.predicted_peak_bytes = predict(measured, step).peak_bytes + options.later_bytes;
     int64_t peak_bytes = planned.predicted_peak_bytes;
@@ -78,6 +84,14 @@ PlannedStep plan_step(const MeasuredStep& measured, std::optional<int64_t> budge
     reserve_bytes += peak_bytes - *budget_bytes;
     // Each plan may need a little more beside the graph than the one before; the upper bound ends the series.
     if (i + 2 == kTries) reserve_bytes = std::max(reserve_bytes, most_beside);
+  }
+}
+
+int64_t smallest_budget_bytes(const MeasuredStep& measured, const TrainOptions& options) {
+  try {
+    return plan_step(measured, 0, options).predicted_peak_bytes;
+  } catch (const BudgetTooSmall& error) {
+    return error.smallest_budget_bytes();
   }
 }
 

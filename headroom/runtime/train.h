@@ -6,8 +6,8 @@
 
 #include "headroom/core/simulate.h"
 #include "headroom/plan/planners.h"
-#include "headroom/runtime/executor.h"
-#include "headroom/runtime/measure.h"
+#include "headroom/runtime/network/executor.h"
+#include "headroom/runtime/network/measure.h"
 
 namespace headroom {
 
@@ -24,6 +24,9 @@ struct MeasuredStep {
 /// Measures a network on a sample. Make a Meter before the network and the sample; otherwise `before_bytes` on the CPU
 /// lacks what was allocated before the first Meter.
 MeasuredStep measure_step(const Network& network, const Tensors& sample, const MeasureOptions& options = {});
+
+/// Returns the step that runs by a schedule of the measured step's graph.
+TrainingStep make_training_step(const MeasuredStep& measured, Schedule schedule);
 
 struct TrainOptions {
   std::string planner = "auto";
@@ -61,6 +64,9 @@ Simulation predict(const MeasuredStep& measured, const TrainingStep& step);
 /// means no limit. Throws BudgetTooSmall, or what make_plan() throws.
 PlannedStep plan_step(const MeasuredStep& measured, std::optional<int64_t> budget_bytes,
                       const TrainOptions& options = {});
+
+/// Returns the smallest budget for which plan_step() finds a step; 0 if the planner does not compute it.
+int64_t smallest_budget_bytes(const MeasuredStep& measured, const TrainOptions& options = {});
 
 /// Runs one step on the sample and returns its peak in bytes. Restores random numbers, buffers and gradients.
 int64_t try_step(const MeasuredStep& measured, const TrainingStep& step);

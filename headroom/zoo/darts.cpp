@@ -6,7 +6,7 @@
 #include "headroom/zoo/families.h"
 #include "headroom/zoo/layers.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 enum class Op { kSeparable, kDilated, kSkip, kMaxPool };
@@ -145,4 +145,4 @@ Network make_darts(const ImageConfig& config) {
   return network;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

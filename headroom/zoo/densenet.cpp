@@ -5,7 +5,7 @@
 #include "headroom/zoo/families.h"
 #include "headroom/zoo/layers.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 struct Shape {
@@ -64,4 +64,4 @@ Network make_densenet(const ImageConfig& config, int weight_layers) {
   return network;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <string>
 
-#include "headroom/runtime/network.h"
+#include "headroom/runtime/network/network.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// A network on images, with everything decided.
 struct ImageConfig {
@@ -35,4 +35,4 @@ Network make_darts(const ImageConfig& config);
 Network make_unet(const ImageConfig& config);
 Network make_gpt(const GptConfig& config);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -9,7 +9,7 @@
 
 #include "headroom/zoo/families.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr double kWeightDeviation = 0.02;
@@ -136,4 +136,4 @@ Network make_gpt(const GptConfig& config) {
   return network;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -4,7 +4,7 @@
 #include "headroom/zoo/families.h"
 #include "headroom/zoo/layers.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 ConvShape kernel(int64_t height, int64_t width, int64_t stride = 1) {
@@ -28,7 +28,7 @@ class Blocks {
 
   /// Convolution, norm and ReLU.
   Layer conv(int64_t in, int64_t out, const ConvShape& shape = {}) const {
-    return row({headroom::conv(in, out, shape), batch_norm(out, 1e-3), relu(inplace_)});
+    return row({internal::conv(in, out, shape), batch_norm(out, 1e-3), relu(inplace_)});
   }
 
   /// 5x5 and double 3x3 branches, and a pooling branch of `pooled` channels.
@@ -108,4 +108,4 @@ Network make_inception_v3(const ImageConfig& config) {
   return network;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -6,7 +6,7 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Owns the modules of several layers.
@@ -118,4 +118,4 @@ void add_loss(Network& network, Wire logits, Wire labels) {
   network.set_outputs({network.add("loss", loss, {logits, labels})});
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

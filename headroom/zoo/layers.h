@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "headroom/runtime/network.h"
+#include "headroom/runtime/network/network.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// A layer of the zoo's blocks: a function of one tensor, and the module that owns its parameters and buffers, or null if
 /// it has none. The function takes ownership of its input, so that the block can free it early.
@@ -70,4 +70,4 @@ Wire add_block(Network& network, std::string name, Wire input, std::vector<Layer
 /// Adds the mean cross entropy of (batch, classes, ...) against (batch, ...) as the last node and output of the network.
 void add_loss(Network& network, Wire logits, Wire labels);
 
-}  // namespace headroom
+}  // namespace headroom::internal

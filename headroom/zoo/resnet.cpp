@@ -6,7 +6,7 @@
 #include "headroom/zoo/families.h"
 #include "headroom/zoo/layers.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 struct Groups {
@@ -111,4 +111,4 @@ Network make_resnet1001(const ImageConfig& config) {
   return network;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -6,7 +6,7 @@
 #include "headroom/zoo/families.h"
 #include "headroom/zoo/layers.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 Layer double_conv(int64_t in, int64_t out, bool inplace) {
@@ -65,4 +65,4 @@ Network make_unet(const ImageConfig& config) {
   return network;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

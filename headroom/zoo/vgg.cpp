@@ -4,7 +4,7 @@
 #include "headroom/zoo/families.h"
 #include "headroom/zoo/layers.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 ConvShape with_bias(ConvShape shape) {
@@ -69,4 +69,4 @@ Network make_vgg(const ImageConfig& config, int weight_layers) {
   return network;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -10,7 +10,7 @@
 #include "headroom/core/quote.h"
 #include "headroom/zoo/families.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// A network on square images as published, and the images that it can take.
@@ -184,4 +184,4 @@ Tensors zoo_sample(std::string_view name, const ZooOptions& options, int64_t bat
   return inputs;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

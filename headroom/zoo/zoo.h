@@ -5,9 +5,9 @@
 #include <span>
 #include <string_view>
 
-#include "headroom/runtime/network.h"
+#include "headroom/runtime/network/network.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The options of a network of the zoo. An option without a value is as published.
 struct ZooOptions {
@@ -49,4 +49,4 @@ Network make_zoo_network(std::string_view name, const ZooOptions& options = {});
 Tensors zoo_sample(std::string_view name, const ZooOptions& options, int64_t batch, int64_t size = 0,
                    torch::Device device = torch::kCPU, uint64_t seed = 0);
 
-}  // namespace headroom
+}  // namespace headroom::internal

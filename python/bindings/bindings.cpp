@@ -17,9 +17,9 @@
 #include "headroom/report/data.h"
 #include "headroom/report/page.h"
 #include "headroom/runtime/meter.h"
-#include "headroom/runtime/op_program.h"
+#include "headroom/runtime/ops/op_program.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 namespace py = pybind11;
@@ -190,7 +190,7 @@ py::object annotate_python_error(const std::string& note) {
   return value;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal
 
 /// `empty_like(x).bernoulli_(p)` as one operator without side effects.
 TORCH_LIBRARY_FRAGMENT(headroom, library) {
@@ -199,7 +199,7 @@ TORCH_LIBRARY_FRAGMENT(headroom, library) {
                [](const at::Tensor& like, double p) { return at::empty_like(like).bernoulli_(p); });
 }
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 namespace py = pybind11;
@@ -431,10 +431,11 @@ void bind_programs(py::module_& module) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using namespace headroom;
+  using namespace headroom::internal;
   module.attr("torch_version") = TORCH_VERSION;
   pybind11::register_exception<InvalidInput>(module, "InvalidInput", PyExc_ValueError);
   bind_memory(module);

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Returns a Python function for owners that release it on any thread, with or without the GIL. One that is released
 /// after Python has ended is not freed.
@@ -18,4 +18,4 @@ pybind11::object annotate_python_error(const std::string& note);
 /// Adds what headroom.Sequential needs: stages in Python, measured, planned and run by the executor of modules.
 void bind_sequential(pybind11::module_& module);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -2,10 +2,10 @@
 #include <torch/extension.h>
 
 #include "bindings.h"
-#include "headroom/runtime/side_effects.h"
+#include "headroom/runtime/network/side_effects.h"
 #include "headroom/runtime/train.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 namespace py = pybind11;
@@ -155,4 +155,4 @@ void bind_sequential(py::module_& module) {
       .def("has_read", &KeptMemory::has_read);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -9,7 +9,7 @@
 
 #include "headroom/core/error.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 std::string text(const std::vector<int64_t>& numbers) {
@@ -142,4 +142,4 @@ TEST(LeastCut, Errors) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -11,7 +11,7 @@
 #include "headroom/core/error.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 struct Arc {
@@ -171,4 +171,4 @@ TEST(MaxFlow, RandomAgainstAllCuts) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -29,4 +29,4 @@ TEST(ParetoFront, ByHand) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

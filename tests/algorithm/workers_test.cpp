@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 TEST(Workers, EachIsCalledOnce) {
@@ -39,4 +39,4 @@ TEST(Workers, TheFirstOfSeveralErrorsComesOut) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -7,7 +7,7 @@
 
 #include "tests/support/memory_rules.h"
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 namespace {
 
 using Mask = uint64_t;
@@ -210,4 +210,4 @@ bool keeps_base_order(const Graph& graph, const Schedule& schedule) {
   });
 }
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

@@ -6,7 +6,7 @@
 
 #include "headroom/core/schedule.h"
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 
 /// The schedules that are searched: all, or those that keep the base order of first runs. In kKeep, ops that share an
 /// output, directly or through others, form a group. A group is needed if it writes an output of the step, or a value that
@@ -30,4 +30,4 @@ std::optional<std::vector<BestTime>> search_all_schedules(const Graph& graph, Or
 /// Returns whether the first runs of a schedule follow the base order, as Order::kKeep defines it.
 bool keeps_base_order(const Graph& graph, const Schedule& schedule);
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

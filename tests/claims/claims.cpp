@@ -9,7 +9,7 @@
 #include "tests/claims/all_schedules.h"
 #include "tests/support/memory_rules.h"
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 namespace {
 
 /// A planner with its options, whose claims are checked.
@@ -282,4 +282,4 @@ ClaimReport check_claims(const Input& input, const ClaimOptions& options) {
   return Checker(problem, options).run();
 }
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

@@ -7,7 +7,7 @@
 
 #include "tests/claims/inputs.h"
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 
 /// A claim that does not hold. `kind` is the planner and the claim, equal for the same fault in other inputs.
 struct Break {
@@ -45,4 +45,4 @@ struct ClaimOptions {
 /// - `error`: nothing but NotApplicable is thrown.
 ClaimReport check_claims(const Input& input, const ClaimOptions& options);
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

@@ -10,7 +10,7 @@
 #include "tests/support/memory_rules.h"
 
 /// Tests the parts of the test of claims with values derived by hand.
-namespace headroom::testing {
+namespace headroom::internal::testing {
 namespace {
 
 /// "peak/time peak/time ..."
@@ -138,4 +138,4 @@ TEST(ClaimInputs, ShrinkToWhatMatters) {
 }
 
 }  // namespace
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

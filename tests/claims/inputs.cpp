@@ -5,7 +5,7 @@
 #include "headroom/io/text.h"
 #include "tests/support/random.h"
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 namespace {
 
 template <typename T>
@@ -248,4 +248,4 @@ Input shrink(Input input, const std::function<bool(const Input&)>& breaks) {
   return Shrinker(std::move(input), breaks).run();
 }
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

@@ -8,7 +8,7 @@
 #include "headroom/core/chain.h"
 #include "headroom/core/graph.h"
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 
 /// A training step to test claims on: a chain, or a graph if there is no chain.
 struct Input {
@@ -28,4 +28,4 @@ std::string to_text(const Input& input);
 /// input.
 Input shrink(Input input, const std::function<bool(const Input&)>& breaks);
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

@@ -15,7 +15,7 @@
 /// or an endless allocation is reported like a broken claim. Each kind of break is reduced and printed once.
 namespace {
 
-using namespace headroom::testing;
+using namespace headroom::internal::testing;
 
 struct Limits {
   rlim_t seconds = 20;         ///< processor time of one planner on one input

@@ -9,7 +9,7 @@
 #include "headroom/core/schedule.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -174,4 +174,4 @@ TEST(FindChain, KnowsWhatIsNotAChain) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

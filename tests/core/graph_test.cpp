@@ -9,7 +9,7 @@
 #include "tests/support/build.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::Builder;
@@ -195,4 +195,4 @@ TEST(Quote, StaysOneShortLine) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

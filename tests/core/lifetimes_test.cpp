@@ -5,7 +5,7 @@
 #include "headroom/core/simulate.h"
 #include "tests/support/build.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::Builder;
@@ -69,4 +69,4 @@ TEST(Lifetimes, NoSteps) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -14,7 +14,7 @@
 #include "tests/support/memory_rules.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::Builder;
@@ -287,4 +287,4 @@ TEST(MemoryRules, FindWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

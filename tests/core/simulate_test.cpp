@@ -7,7 +7,7 @@
 #include "headroom/core/error.h"
 #include "tests/support/build.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::Builder;
@@ -221,4 +221,4 @@ TEST(Simulate, AChainOfTwoByHand) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

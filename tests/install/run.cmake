@@ -9,7 +9,8 @@ endfunction()
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${scratch}/prefix)
 function(build folder name)
   run(${CMAKE_COMMAND} -S ${folder} -B ${scratch}/${name} -G ${GENERATOR} -DCMAKE_BUILD_TYPE=Debug
-      -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${scratch}/prefix -DTorch_DIR=${TORCH})
+      -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${scratch}/prefix -DTorch_DIR=${TORCH}
+      -DHEADROOM_INCLUDE=${scratch}/prefix/include)
   run(${CMAKE_COMMAND} --build ${scratch}/${name})
 endfunction()
 build(${CMAKE_CURRENT_LIST_DIR} build)

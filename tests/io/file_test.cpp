@@ -10,7 +10,7 @@
 
 #include "tests/io/support.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -120,4 +120,4 @@ TEST_F(FileTest, WritesDevicesStraightAway) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -4,7 +4,7 @@
 
 #include "tests/io/json_examples.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 TEST(ReadJson, RefusesWrongKeys) {
@@ -252,4 +252,4 @@ TEST(ReadJson, KeepsMessagesShort) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

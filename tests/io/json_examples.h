@@ -6,7 +6,7 @@
 #include "headroom/io/json.h"
 #include "tests/io/support.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 // The examples of docs/formats.md.
 inline constexpr const char* kTiny = R"({
@@ -58,4 +58,4 @@ inline std::string schedule_message(const std::string& text) {
 }
 inline std::string tiny_with(std::string_view from, std::string_view to) { return with(kTiny, from, to); }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -7,7 +7,7 @@
 #include "headroom/io/names.h"
 #include "tests/io/json_examples.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 TEST(ReadGraphJson, ReadsTheExample) {
@@ -236,4 +236,4 @@ TEST(ReadJson, IsFast) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

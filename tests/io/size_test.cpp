@@ -6,7 +6,7 @@
 
 #include "tests/io/support.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
@@ -133,4 +133,4 @@ TEST(FormatNs, ChoosesTheUnit) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

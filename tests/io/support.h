@@ -14,7 +14,7 @@
 #include "headroom/core/error.h"
 #include "headroom/core/schedule.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 inline size_t below(std::mt19937_64& random, size_t bound) { return random() % bound; }
 
@@ -160,4 +160,4 @@ inline std::string with(std::string text, std::string_view from, std::string_vie
   return at == std::string::npos ? text : text.replace(at, from.size(), to);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -6,7 +6,7 @@
 #include "headroom/io/read.h"
 #include "tests/io/support.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr const char* kTiny = R"(graph tiny
@@ -244,4 +244,4 @@ TEST(ReadSchedule, TakesJsonAndText) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -13,7 +13,7 @@
 #include "tests/support/networks.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::Random;
@@ -133,4 +133,4 @@ TEST(SearchParameters, AreUsed) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -15,7 +15,7 @@
 #include "tests/support/networks.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::Builder;
@@ -495,4 +495,4 @@ TEST(PlanAuto, OpsThatRunOnce) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -17,7 +17,7 @@
 #include "headroom/plan/planners.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::Random;
@@ -276,4 +276,4 @@ TEST(AwkwardGraphs, NoPlannerFailsOrIsBelied) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -8,7 +8,7 @@
 #include "headroom/core/simulate.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Returns a chain with a forward of 1 ns, a backward of 0 ns and outputs of a byte, so that time counts forward runs.
@@ -90,4 +90,4 @@ TEST(Binomial, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -10,7 +10,7 @@
 #include "headroom/plan/auto/front.h"
 #include "tests/support/build.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::Builder;
@@ -221,4 +221,4 @@ TEST(PlanAuto, PlansDeepNetworksByFewOfTheirBlocks) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -10,7 +10,7 @@
 #include "headroom/plan/chain/table.h"
 #include "tests/plan/random_chain.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::deep_chain;
@@ -113,4 +113,4 @@ TEST(ChainSteps, NeverDropsWhatMustStay) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

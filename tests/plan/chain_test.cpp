@@ -14,7 +14,7 @@
 #include "headroom/plan/chain/steps.h"
 #include "tests/plan/random_chain.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::deep_chain;
@@ -378,4 +378,4 @@ TEST(PlanChain, Errors) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -12,7 +12,7 @@
 #include "tests/support/networks.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -190,4 +190,4 @@ TEST(Reentrant, PublishedMemoryOfVgg) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

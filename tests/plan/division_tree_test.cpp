@@ -9,7 +9,7 @@
 #include "tests/plan/training_step.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::ForwardSpec;
@@ -289,4 +289,4 @@ TEST(PlanDivisionTree, Refuses) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

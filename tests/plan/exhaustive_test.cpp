@@ -12,7 +12,7 @@
 #include "tests/support/build.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::Builder;
@@ -185,4 +185,4 @@ TEST(LowerBound, CountsTheFastestOfAlternatives) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

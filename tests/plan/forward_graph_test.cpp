@@ -6,7 +6,7 @@
 #include "headroom/plan/plan.h"
 #include "tests/plan/training_step.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::ForwardSpec;
@@ -135,4 +135,4 @@ TEST(LeanestProducer, FewestBytesThenTimeThenOrder) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

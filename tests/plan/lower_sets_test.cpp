@@ -9,7 +9,7 @@
 #include "tests/plan/training_step.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::ForwardSpec;
@@ -239,4 +239,4 @@ TEST(PlanLowerSets, Refuses) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

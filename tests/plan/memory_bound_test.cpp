@@ -4,7 +4,7 @@
 
 #include "headroom/io/text.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 // b3 reads a2 and a3, b2 reads a1. While b3 runs, a2, a3 and g2 take 12 bytes, and a1 is needed later: keeping it takes 10
@@ -29,4 +29,4 @@ TEST(MemoryBound, ByHand) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

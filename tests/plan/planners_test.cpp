@@ -13,7 +13,7 @@
 #include "tests/support/networks.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -228,4 +228,4 @@ TEST(MakePlan, SizesNearTheLimitGetAVerdict) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

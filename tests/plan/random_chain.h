@@ -6,7 +6,7 @@
 
 #include "headroom/core/chain.h"
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 
 /// Returns all numbers of a chain, for messages.
 inline std::string text_of(const Chain& chain) {
@@ -90,4 +90,4 @@ inline Chain deep_chain(int length) {
   return chain;
 }
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

@@ -9,7 +9,7 @@
 #include "tests/plan/training_step.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::ForwardSpec;
@@ -143,4 +143,4 @@ TEST(Segments, LongPathsDoNotRecurse) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -13,7 +13,7 @@
 #include "tests/support/memory_rules.h"
 #include "tests/support/random.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::MemoryRules;
@@ -157,4 +157,4 @@ TEST(Timeline, FollowsTheRules) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -8,7 +8,7 @@
 
 #include "headroom/core/graph.h"
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 
 /// A forward graph by its edges (u, v), u < v, with sizes and times by vertex.
 struct ForwardSpec {
@@ -110,4 +110,4 @@ inline ForwardSpec random_forward(std::mt19937_64& random, int n, uint64_t perce
   return spec;
 }
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

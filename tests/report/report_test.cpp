@@ -7,7 +7,7 @@
 #include "headroom/report/page_template.h"
 #include "tests/support/build.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using testing::Builder;
@@ -84,4 +84,4 @@ TEST(Report, ModulesSourcesAndMeasurementsAreInTheData) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

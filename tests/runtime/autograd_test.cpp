@@ -10,12 +10,12 @@
 #include <thread>
 
 #include "headroom/core/simulate.h"
-#include "headroom/runtime/executor.h"
-#include "headroom/runtime/measure.h"
 #include "headroom/runtime/meter.h"
+#include "headroom/runtime/network/executor.h"
+#include "headroom/runtime/network/measure.h"
 #include "headroom/runtime/train.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using ::testing::HasSubstr;
@@ -390,4 +390,4 @@ TEST_F(AutogradTest, ThreadsReplayTheirOwnRandomNumbers) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -1,4 +1,4 @@
-#include "headroom/runtime/executor.h"
+#include "headroom/runtime/network/executor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,12 +14,12 @@
 #include "headroom/core/simulate.h"
 #include "headroom/plan/chain/checkpoints.h"
 #include "headroom/plan/planners.h"
-#include "headroom/runtime/join.h"
-#include "headroom/runtime/measure.h"
 #include "headroom/runtime/meter.h"
+#include "headroom/runtime/network/join.h"
+#include "headroom/runtime/network/measure.h"
 #include "headroom/runtime/train.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using ::testing::HasSubstr;
@@ -496,4 +496,4 @@ TEST_F(TrainingStepTest, TrainWithinKeepsABudgetOrNamesTheSmallest) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

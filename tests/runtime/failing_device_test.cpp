@@ -7,7 +7,7 @@
 
 #include "headroom/runtime/meter.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 const c10::Device kDevice(c10::DeviceType::CUDA, c10::impl::kFakeGuardImplMaxDevices - 1);
@@ -98,4 +98,4 @@ TEST_F(FailingDevice, MetersThrowAndAreDestroyed) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -11,12 +11,12 @@
 #include <new>
 #include <thread>
 
-#include "headroom/runtime/executor.h"
-#include "headroom/runtime/measure.h"
 #include "headroom/runtime/meter.h"
-#include "headroom/runtime/op_program.h"
+#include "headroom/runtime/network/executor.h"
+#include "headroom/runtime/network/measure.h"
+#include "headroom/runtime/ops/op_program.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -258,4 +258,4 @@ TEST_F(FrameTest, MeasuringReportsThatACapturedTensorCannotBeSaved) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

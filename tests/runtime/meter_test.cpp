@@ -22,7 +22,7 @@
 
 #include "headroom/core/error.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 const c10::Device kCpu(c10::DeviceType::CPU);
@@ -438,4 +438,4 @@ TEST_F(MeterOnCuda, NestedMetersHaveTheirOwnPeaks) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

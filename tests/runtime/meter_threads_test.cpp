@@ -19,7 +19,7 @@
 
 #include "headroom/runtime/meter.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 const c10::Device kCpu(c10::DeviceType::CPU);
@@ -129,4 +129,4 @@ TEST(Meter, AForkedProcessAllocatesToo) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -18,7 +18,7 @@
 #include "headroom/runtime/measure.h"
 #include "headroom/runtime/side_effects.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -285,4 +285,4 @@ TEST(State, ARerunThatCannotBeGivenItsBuffersThrows) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

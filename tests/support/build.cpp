@@ -3,7 +3,7 @@
 #include <sstream>
 #include <stdexcept>
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 namespace {
 
 template <typename Items>
@@ -69,4 +69,4 @@ Schedule steps(const Graph& graph, const std::string& words) {
   return schedule;
 }
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

@@ -8,7 +8,7 @@
 #include "headroom/core/graph.h"
 #include "headroom/core/schedule.h"
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 
 /// Builds graphs by name, with one line per op.
 class Builder {
@@ -35,4 +35,4 @@ class Builder {
 /// Returns the schedule of a text such as "f1 f2 -a r/b": run f1, run f2, drop a, run r over b.
 Schedule steps(const Graph& graph, const std::string& words);
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

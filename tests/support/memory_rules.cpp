@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 namespace {
 
 constexpr size_t kMaxCopies = 64;
@@ -165,4 +165,4 @@ Replay replay(const Graph& graph, const Schedule& schedule) {
   return result;
 }
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

@@ -7,7 +7,7 @@
 #include "headroom/core/lifetimes.h"
 #include "headroom/core/schedule.h"
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 
 /// One allocation. A copy that is not current is in memory only because other copies hold it.
 struct CopyInMemory {
@@ -63,4 +63,4 @@ struct Replay {
 };
 Replay replay(const Graph& graph, const Schedule& schedule);
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

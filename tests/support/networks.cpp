@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 namespace {
 
 /// The number of convolutions in each of the five blocks.
@@ -65,4 +65,4 @@ Chain vgg_bytes(int depth, int64_t batch) {
   return chain;
 }
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

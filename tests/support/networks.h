@@ -2,7 +2,7 @@
 
 #include "headroom/core/chain.h"
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 
 /// Returns VGG-11, 13, 16 or 19 on one 224x224 image, with a stage for each conv+ReLU, pool and linear layer and without a
 /// loss. Sizes are numbers of output elements.
@@ -13,4 +13,4 @@ Chain vgg_elements(int depth);
 /// the images get no gradient.
 Chain vgg_bytes(int depth, int64_t batch);
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 namespace {
 
 ValueId add_value(GraphSpec& spec, const std::string& name, int64_t bytes) {
@@ -110,4 +110,4 @@ Chain random_chain(Random& random, int length) {
   return chain;
 }
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

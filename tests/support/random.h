@@ -6,7 +6,7 @@
 #include "headroom/core/chain.h"
 #include "headroom/core/graph.h"
 
-namespace headroom::testing {
+namespace headroom::internal::testing {
 
 /// Seeded random numbers that are the same on every machine.
 class Random {
@@ -37,4 +37,4 @@ GraphSpec random_graph(Random& random, const RandomGraphOptions& options);
 /// they record.
 Chain random_chain(Random& random, int length);
 
-}  // namespace headroom::testing
+}  // namespace headroom::internal::testing

@@ -15,10 +15,10 @@
 #include <set>
 
 #include "headroom/plan/chain/checkpoints.h"
-#include "headroom/runtime/meter.h"
+#include "headroom/train/trainer.h"
 #include "headroom/zoo/zoo.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr int kSteps = 2;
@@ -83,7 +83,7 @@ std::vector<uint64_t> hashes_of(const Tensors& tensors) {
 
 /// The bits of everything that training changes.
 struct Outcome {
-  std::vector<float> losses;
+  std::vector<double> losses;
   std::vector<uint64_t> gradients;  ///< of the last step
   std::vector<uint64_t> parameters;
   std::vector<uint64_t> buffers;
@@ -91,7 +91,7 @@ struct Outcome {
 };
 
 std::ostream& operator<<(std::ostream& out, const Outcome& outcome) {
-  for (const float loss : outcome.losses) out << loss << " ";
+  for (const double loss : outcome.losses) out << loss << " ";
   const auto sum = [](const std::vector<uint64_t>& hashes) {
     uint64_t all = 0;
     for (const uint64_t hash : hashes) all = all * 31 + hash;
@@ -116,65 +116,42 @@ class ZooPlanners : public ZooTraining {};
 class Trial {
  public:
   Trial(const Network& network, Tensors inputs)
-      : network_(network), inputs_(std::move(inputs)), parameters_(network.parameters()), buffers_(network.buffers()) {
-    for (const torch::Tensor& tensor : parameters_) start_.push_back(tensor.detach().clone());
-    for (const torch::Tensor& tensor : buffers_) start_.push_back(tensor.detach().clone());
-  }
+      : network_(network), inputs_(std::move(inputs)), start_([&] {
+          torch::manual_seed(3);
+          return TrainingState(network, torch::kCPU);
+        }()) {}
 
-  /// `peak_bytes` of each step are beyond what was there before it.
-  template <typename Step>
-  Outcome run(const Step& step, std::vector<int64_t>& peak_bytes) {
-    restart();
+  /// Writes the figures of each step to `steps`, which is empty.
+  Outcome run(const StepFunction& step, TrainedSteps& steps) {
+    start_.restore(network_);
     Meter meter(torch::kCPU);
-    torch::optim::SGD optimizer(parameters_, torch::optim::SGDOptions(0.01));
-    Outcome outcome;
+    torch::optim::SGD optimizer(network_.parameters(), torch::optim::SGDOptions(0.01));
     for (int i = 0; i < kSteps; ++i) {
-      optimizer.zero_grad();
-      const int64_t before = meter.current_bytes();
-      meter.reset_peak();
-      torch::Tensor loss = step(inputs_);
-      loss.backward();
-      peak_bytes.push_back(meter.peak_bytes() - before);
-      outcome.losses.push_back(loss.item<float>());
-      if (i + 1 == kSteps) {
-        Tensors gradients;
-        for (const torch::Tensor& parameter : parameters_) gradients.push_back(parameter.grad());
-        outcome.gradients = hashes_of(gradients);
-      }
-      optimizer.step();
+      clear_gradients(network_);
+      run_step(step, inputs_, meter, steps, &optimizer);
     }
-    optimizer.zero_grad();
-    outcome.parameters = hashes_of(parameters_);
-    outcome.buffers = hashes_of(buffers_);
-    restart();
+    Outcome outcome;
+    outcome.losses = steps.losses;
+    Tensors gradients;
+    for (const torch::Tensor& parameter : network_.parameters()) gradients.push_back(parameter.grad());
+    outcome.gradients = hashes_of(gradients);
+    clear_gradients(network_);
+    outcome.parameters = hashes_of(network_.parameters());
+    outcome.buffers = hashes_of(network_.buffers());
+    start_.restore(network_);
     return outcome;
   }
 
  private:
-  void restart() {
-    const torch::NoGradGuard no_grad;
-    for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].copy_(start_[i]);
-    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(start_[parameters_.size() + i]);
-    torch::manual_seed(3);
-  }
-
   const Network& network_;
   Tensors inputs_;
-  Tensors parameters_;
-  Tensors buffers_;
-  Tensors start_;
+  TrainingState start_;
 };
 
 const MeasureOptions kQuick{.warmups = 1, .least_repeats = 1, .most_repeats = 1, .node_ns = 0, .progress = {}};
 
-int64_t smallest_budget_bytes(const MeasuredStep& measured) {
-  try {
-    plan_step(measured, 0);
-  } catch (const BudgetTooSmall& error) {
-    return error.smallest_budget_bytes();
-  }
-  ADD_FAILURE() << "a plan for no memory at all";
-  return 0;
+int64_t store_all_peak_bytes(const MeasuredStep& measured) {
+  return predict(measured, make_training_step(measured, store_all(measured.step.graph))).peak_bytes;
 }
 
 void expect_within_one_percent(int64_t predicted_bytes, int64_t measured_bytes, const std::string& where) {
@@ -190,23 +167,21 @@ TEST_P(ZooTraining, KeepsBudgetsAndBits) {
   const Network network = make_zoo_network(name, options);
   const Tensors inputs = zoo_sample(name, options, batch, size);
   Trial trial(network, inputs);
-  std::vector<int64_t> plain_peaks;
-  const Outcome expected =
-      trial.run([&](const Tensors& batch_inputs) { return network.forward(batch_inputs)[0]; }, plain_peaks);
+  TrainedSteps plain_steps;
+  const Outcome expected = trial.run(plain_step(network), plain_steps);
 
   const MeasuredStep measured = measure_step(network, inputs, kQuick);
   const int64_t before_bytes = measured.before_bytes;
-  const TrainingStep plain_step(measured.measured, measured.step, store_all(measured.step.graph));
-  const int64_t most_bytes = predict(measured, plain_step).peak_bytes;
+  const int64_t most_bytes = store_all_peak_bytes(measured);
   const int64_t least_bytes = smallest_budget_bytes(measured);
   ASSERT_LT(least_bytes, most_bytes);
   for (int k = 0; k < kBudgets; ++k) {
     const int64_t budget_bytes = most_bytes - (most_bytes - least_bytes) * k / (kBudgets - 1);
     const std::string where = "budget " + std::to_string(budget_bytes) + " of " + std::to_string(most_bytes);
     const PlannedStep planned = plan_step(measured, budget_bytes);
-    std::vector<int64_t> peaks;
-    EXPECT_EQ(trial.run(planned.step, peaks), expected) << where;
-    for (const int64_t peak_bytes : peaks) {
+    TrainedSteps steps;
+    EXPECT_EQ(trial.run(planned.step, steps), expected) << where;
+    for (const int64_t peak_bytes : steps.peaks_bytes) {
       EXPECT_LE(before_bytes + peak_bytes, budget_bytes) << where;
       expect_within_one_percent(planned.predicted_peak_bytes - before_bytes, peak_bytes, where);
     }
@@ -214,9 +189,9 @@ TEST_P(ZooTraining, KeepsBudgetsAndBits) {
         "  %4.0f %% of store-all: predicted %.3f MiB, measured %.3f MiB, time x%.3f (plain training %.3f MiB)\n",
         100.0 * static_cast<double>(budget_bytes - before_bytes) / static_cast<double>(most_bytes - before_bytes),
         static_cast<double>(planned.predicted_peak_bytes - before_bytes) / (1 << 20),
-        static_cast<double>(peaks.back()) / (1 << 20),
+        static_cast<double>(steps.peaks_bytes.back()) / (1 << 20),
         static_cast<double>(*planned.plan.time_ns) / static_cast<double>(planned.plan.base_time_ns),
-        static_cast<double>(plain_peaks.back()) / (1 << 20));
+        static_cast<double>(plain_steps.peaks_bytes.back()) / (1 << 20));
   }
 }
 
@@ -226,8 +201,7 @@ TEST_P(ZooPlanners, EveryPlannerIsPredicted) {
   torch::manual_seed(1);
   const Network network = make_zoo_network(name, options);
   const MeasuredStep measured = measure_step(network, zoo_sample(name, options, batch, size), kQuick);
-  const TrainingStep plain_step(measured.measured, measured.step, store_all(measured.step.graph));
-  const int64_t most_bytes = predict(measured, plain_step).peak_bytes;
+  const int64_t most_bytes = store_all_peak_bytes(measured);
   int plans = 0;
   for (const Planner& planner : planners()) {
     for (const bool reentrant : {false, true}) {
@@ -255,32 +229,29 @@ TEST_P(ZooPlanners, EveryPlannerIsPredicted) {
 /// Measures memory at every point of a step: during each run of the schedule, and after the drops that follow it.
 void expect_predicted_at_every_point(const char* name, int64_t batch, int64_t size, const std::vector<int>& checkpoints,
                                      bool reentrant) {
-  Meter meter(torch::kCPU);
+  const Meter meter(torch::kCPU);
   torch::manual_seed(1);
   const Network network = make_zoo_network(name);
   const MeasuredStep measured = measure_step(network, zoo_sample(name, {}, batch, size), kQuick);
   ASSERT_TRUE(measured.problem.chain);
-  TrainingStep step(measured.measured, measured.step,
-                    checkpoint_schedule(measured.problem.chain->length(), checkpoints, {reentrant}));
+  const TrainingStep step =
+      make_training_step(measured, checkpoint_schedule(measured.problem.chain->length(), checkpoints, {reentrant}));
   const Simulation predicted = predict(measured, step);
   const std::vector<Step>& steps = step.schedule().steps;
+  const MeasuredMemory memory = measure_memory(step, torch::kCPU, [&] { step(measured.sample).backward(); });
+  ASSERT_EQ(memory.after_bytes.size(), steps.size());
   size_t points = 0;
-  int64_t moment_bytes = 0;
-  step.observe([&](size_t i) {
-    meter.mark("");
-    if (steps[i].is_run()) moment_bytes = meter.timeline().back().peak_bytes;
-    if (i + 1 < steps.size() && !steps[i + 1].is_run()) return;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (i + 1 < steps.size() && !steps[i + 1].is_run()) continue;
     size_t run = i;
     while (!steps[run].is_run()) --run;
     const std::string where = std::string(name) + " at step " + std::to_string(run);
-    expect_within_one_percent(predicted.moment_bytes[run] - measured.before_bytes, moment_bytes - measured.before_bytes,
-                              where);
+    expect_within_one_percent(predicted.moment_bytes[run] - measured.before_bytes,
+                              memory.moment_bytes[run] - measured.before_bytes, where);
     expect_within_one_percent(predicted.after_bytes[i] - measured.before_bytes,
-                              meter.timeline().back().current_bytes - measured.before_bytes, where + ", after it");
+                              memory.after_bytes[i] - measured.before_bytes, where + ", after it");
     ++points;
-  });
-  meter.mark("start");
-  step(measured.sample).backward();
+  }
   // Each stage up to the last checkpoint runs three times: F, R, B.
   const auto stages = static_cast<size_t>(measured.problem.chain->length());
   EXPECT_EQ(points, 2 * stages + (checkpoints.empty() ? 0 : static_cast<size_t>(checkpoints.back())));
@@ -316,4 +287,4 @@ TEST(ZooTrainingCases, AreAllOfTheZoo) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

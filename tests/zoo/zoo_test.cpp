@@ -8,7 +8,7 @@
 #include <ostream>
 #include <string>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 int64_t parameter_count(const Network& network) {
@@ -325,4 +325,4 @@ TEST(ZooTest, SaysWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -14,11 +14,11 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "headroom/runtime/meter.h"
 #include "headroom/runtime/train.h"
+#include "headroom/train/trainer.h"
 #include "headroom/zoo/zoo.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr std::array<const char*, 4> kPlanners = {"sqrt", "division-tree", "peak-cubic", "peak-linear"};
@@ -33,10 +33,10 @@ double print_row(const std::string& name, int64_t batch) {
   const Network network = make_zoo_network(name);
   network.to(device);
   const MeasuredStep measured = measure_step(network, zoo_sample(name, {}, batch, 0, device));
-  meter.reset_peak();
-  network.forward(measured.sample)[0].backward();
-  nlohmann::ordered_json figures = {{"plain_mib", mib(meter.peak_bytes() - measured.before_bytes)}};
-  for (const torch::Tensor& parameter : network.parameters()) parameter.mutable_grad().reset();
+  TrainedSteps plain;
+  run_step(plain_step(network), measured.sample, meter, plain);
+  nlohmann::ordered_json figures = {{"plain_mib", mib(plain.peaks_bytes.back())}};
+  clear_gradients(network);
   double largest_error = 0;
   for (const bool reentrant : {false, true}) {
     for (const char* planner : kPlanners) {
@@ -56,14 +56,14 @@ double print_row(const std::string& name, int64_t batch) {
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal
 
 int main(int argc, char** argv) {
   if (argc != 3) {
     std::fprintf(stderr, "usage: peak_table NETWORK BATCH\n");
     return 2;
   }
-  const double largest_error = headroom::print_row(argv[1], std::stol(argv[2]));
+  const double largest_error = headroom::internal::print_row(argv[1], std::stol(argv[2]));
   if (largest_error > 2) std::fprintf(stderr, "a prediction is off by %.2f %%\n", largest_error);
   return largest_error <= 2 ? 0 : 1;
 }

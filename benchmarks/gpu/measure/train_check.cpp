@@ -19,53 +19,32 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "headroom/runtime/meter.h"
 #include "headroom/runtime/train.h"
+#include "headroom/train/trainer.h"
 #include "headroom/zoo/zoo.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr double kMiB = 1 << 20;
 
 double mib(int64_t bytes) { return static_cast<double>(bytes) / kMiB; }
 
-struct Outcome {
-  Tensors gradients;
-  int64_t peak_bytes = 0;  ///< beyond what was there before the step
-  double time_ms = 0;
-};
-
-/// One step from the same seed.
-template <typename Step>
-Outcome run(const Network& network, const Tensors& inputs, Meter& meter, const Step& step) {
-  for (const torch::Tensor& parameter : network.parameters()) parameter.mutable_grad().reset();
-  torch::cuda::synchronize();
-  const int64_t before = meter.current_bytes();
-  meter.reset_peak();
+/// Runs one step from the same seed, appends its figures to `steps` and returns its gradients.
+Tensors run(const Network& network, const Tensors& inputs, Meter& meter, const StepFunction& step,
+            TrainedSteps& steps) {
+  clear_gradients(network);
   torch::manual_seed(5);
-  const auto start = std::chrono::steady_clock::now();
-  step(inputs).backward();
-  torch::cuda::synchronize();
-  Outcome outcome;
-  outcome.time_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-  outcome.peak_bytes = meter.peak_bytes() - before;
-  for (const torch::Tensor& parameter : network.parameters()) {
-    outcome.gradients.push_back(parameter.grad().cpu());
-    parameter.mutable_grad().reset();
-  }
-  return outcome;
+  run_step(step, inputs, meter, steps);
+  Tensors gradients = copy_gradients(network);
+  clear_gradients(network);
+  return gradients;
 }
 
-double largest_difference(const Tensors& one, const Tensors& other) {
-  double largest = 0;
-  for (size_t i = 0; i < one.size(); ++i) largest = std::max(largest, (one[i] - other[i]).abs().max().item<double>());
-  return largest;
-}
-
-double median(std::vector<double> numbers) {
-  std::ranges::sort(numbers);
-  return numbers[numbers.size() / 2];
+double largest_difference(const Tensors& left, const Tensors& right) {
+  Difference difference;
+  difference.add(left, right);
+  return difference.largest;
 }
 
 struct Bench {
@@ -91,11 +70,11 @@ void print(const Figures& figures) {
 
 /// Adds what a step took beyond what was there before it. Returns whether that is within the budget and as predicted.
 bool add_peak(Figures& figures, int64_t before_bytes, int64_t budget_bytes, const PlannedStep& planned,
-              const Outcome& outcome) {
+              int64_t measured_bytes) {
   const double predicted = mib(planned.predicted_peak_bytes - before_bytes);
-  const double measured = mib(outcome.peak_bytes);
+  const double measured = mib(measured_bytes);
   const double error = 100 * (measured / predicted - 1);
-  const bool is_right = before_bytes + outcome.peak_bytes <= budget_bytes && std::abs(error) <= 2;
+  const bool is_right = before_bytes + measured_bytes <= budget_bytes && std::abs(error) <= 2;
   figures["budget_mib"] = mib(budget_bytes - before_bytes);
   figures["predicted_mib"] = predicted;
   figures["measured_mib"] = measured;
@@ -110,10 +89,11 @@ bool check_budgets(const std::string& name, int64_t batch) {
   Meter meter(torch::Device(torch::kCUDA, 0));
   const Bench bench = make_bench(name, batch);
   const int64_t bare_bytes = meter.current_bytes();
-  const auto plainly = [&](const Tensors& batch_inputs) { return bench.network.forward(batch_inputs)[0]; };
-  run(bench.network, bench.inputs, meter, plainly);
-  const Outcome plain = run(bench.network, bench.inputs, meter, plainly);
-  const Outcome again = run(bench.network, bench.inputs, meter, plainly);
+  const StepFunction plainly = plain_step(bench.network);
+  TrainedSteps plain;  // The first step warms up.
+  run(bench.network, bench.inputs, meter, plainly, plain);
+  const Tensors gradients = run(bench.network, bench.inputs, meter, plainly, plain);
+  const Tensors again = run(bench.network, bench.inputs, meter, plainly, plain);
   const auto start = std::chrono::steady_clock::now();
   const MeasuredStep measured = measure_step(bench.network, bench.inputs);
   const double measure_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -123,21 +103,16 @@ bool check_budgets(const std::string& name, int64_t batch) {
     largest_workspace_bytes = std::max(largest_workspace_bytes, costs.record_workspace_bytes);
   // What libraries keep for good, and what they take at most while a node records.
   print({{"what", "plain"},
-         {"measured_mib", mib(plain.peak_bytes)},
-         {"time_ms", again.time_ms},
-         {"differs", largest_difference(again.gradients, plain.gradients)},
+         {"measured_mib", mib(plain.peaks_bytes[1])},
+         {"time_ms", static_cast<double>(plain.times_ns[2]) / 1e6},
+         {"differs", largest_difference(again, gradients)},
          {"measure_s", measure_s},
          {"kept_mib", mib(before_bytes - bare_bytes)},
          {"workspace_mib", mib(largest_workspace_bytes)}});
 
-  const TrainingStep all(measured.measured, measured.step, store_all(measured.step.graph));
+  const TrainingStep all = make_training_step(measured, store_all(measured.step.graph));
   const int64_t most_bytes = predict(measured, all).peak_bytes - before_bytes;
-  int64_t least_bytes = 0;
-  try {
-    plan_step(measured, 0);
-  } catch (const BudgetTooSmall& error) {
-    least_bytes = error.smallest_budget_bytes() - before_bytes;
-  }
+  const int64_t least_bytes = smallest_budget_bytes(measured) - before_bytes;
   std::vector<std::pair<std::string, int64_t>> budgets;
   for (const int percent : {100, 80, 60, 50, 40, 30})
     if (most_bytes * percent / 100 > least_bytes)
@@ -148,20 +123,21 @@ bool check_budgets(const std::string& name, int64_t batch) {
     Figures figures = {{"what", what}};
     try {
       const PlannedStep planned = plan_step(measured, budget_bytes);
-      run(bench.network, bench.inputs, meter, planned.step);
-      std::vector<double> plain_ms;
-      std::vector<double> planned_ms;
-      Outcome outcome;
+      TrainedSteps warm_up;
+      run(bench.network, bench.inputs, meter, planned.step, warm_up);
+      TrainedSteps plain_steps;
+      TrainedSteps steps;
+      Tensors found;
       for (int i = 0; i < 5; ++i) {
-        plain_ms.push_back(run(bench.network, bench.inputs, meter, plainly).time_ms);
-        outcome = run(bench.network, bench.inputs, meter, planned.step);
-        planned_ms.push_back(outcome.time_ms);
+        run(bench.network, bench.inputs, meter, plainly, plain_steps);
+        found = run(bench.network, bench.inputs, meter, planned.step, steps);
       }
-      all_right &= add_peak(figures, before_bytes, budget_bytes, planned, outcome);
-      figures["time_ratio"] = median(planned_ms) / median(plain_ms);
+      all_right &= add_peak(figures, before_bytes, budget_bytes, planned, steps.peaks_bytes.back());
+      figures["time_ratio"] =
+          static_cast<double>(median(steps.times_ns)) / static_cast<double>(median(plain_steps.times_ns));
       figures["planned_ratio"] =
           static_cast<double>(*planned.plan.time_ns) / static_cast<double>(planned.plan.base_time_ns);
-      figures["differs"] = largest_difference(outcome.gradients, plain.gradients);
+      figures["differs"] = largest_difference(found, gradients);
     } catch (const BudgetTooSmall& error) {
       std::fprintf(stderr, "%s: %s\n", what.c_str(), error.what());
       figures["error"] = error.what();
@@ -191,11 +167,10 @@ bool check_limited(const std::string& name, int64_t batch, int64_t budget_bytes)
     optimizer.step();
   }
   torch::cuda::synchronize();
-  Outcome outcome;
-  outcome.peak_bytes = meter.peak_bytes() - measured.before_bytes;
+  const int64_t peak_bytes = meter.peak_bytes() - measured.before_bytes;
   const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
   Figures figures = {{"what", "limited"}};
-  const bool is_right = add_peak(figures, measured.before_bytes, budget_bytes, planned, outcome);
+  const bool is_right = add_peak(figures, measured.before_bytes, budget_bytes, planned, peak_bytes);
   figures["held_to_mib"] = 1.05 * mib(budget_bytes);
   figures["taken_mib"] = mib(stats.reserved_bytes[0].peak);
   print(figures);
@@ -203,7 +178,7 @@ bool check_limited(const std::string& name, int64_t batch, int64_t budget_bytes)
 }
 
 }  // namespace
-}  // namespace headroom
+}  // namespace headroom::internal
 
 int main(int argc, char** argv) {
   if (argc != 3 && argc != 4) {
@@ -212,7 +187,8 @@ int main(int argc, char** argv) {
   }
   const std::string name = argv[1];
   const long batch = std::stol(argv[2]);
-  return (argc == 3 ? headroom::check_budgets(name, batch) : headroom::check_limited(name, batch, std::stoll(argv[3])))
+  return (argc == 3 ? headroom::internal::check_budgets(name, batch)
+                    : headroom::internal::check_limited(name, batch, std::stoll(argv[3])))
              ? 0
              : 1;
 }

@@ -11,7 +11,7 @@
 #include "headroom/plan/bounds/memory_bound.h"
 #include "headroom/plan/exact/exhaustive.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 PlanLimits at_normal_effort(PlanLimits limits) {
@@ -153,4 +153,4 @@ std::vector<CurvePoint> auto_curve(const Problem& problem, const PlanLimits& lim
   return points;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -14,7 +14,7 @@
 #include "headroom/plan/plan.h"
 #include "headroom/plan/problem.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The default planner: the least time within a budget, for any graph.
 ///
@@ -101,4 +101,4 @@ Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimi
 /// smallest peak first.
 std::vector<CurvePoint> auto_curve(const Problem& problem, const PlanLimits& limits);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -6,7 +6,7 @@
 
 #include "headroom/plan/auto/between.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 bool AutoFront::is_proved(int64_t budget_bytes) const {
   return std::ranges::any_of(proved, [&](const BudgetRange& range) {
@@ -51,4 +51,4 @@ std::optional<JudgedRuns> pick_within(const FlatGraph& flat, const AutoFront& fr
   return best;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -7,7 +7,7 @@
 #include "headroom/plan/auto/parameters.h"
 #include "headroom/plan/auto/search/judged_runs.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// A range of budgets, both ends included.
 struct BudgetRange {
@@ -35,4 +35,4 @@ struct AutoFront {
 std::optional<JudgedRuns> pick_within(const FlatGraph& flat, const AutoFront& front, int64_t budget_bytes,
                                       const SearchParameters& parameters = {});
 
-}  // namespace headroom
+}  // namespace headroom::internal

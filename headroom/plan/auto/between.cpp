@@ -5,7 +5,7 @@
 
 #include "headroom/plan/auto/search/search.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Makes plans between two neighbours of a front by bisection.
@@ -99,4 +99,4 @@ std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front,
   return *std::ranges::min_element(found, is_better);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

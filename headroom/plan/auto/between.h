@@ -8,7 +8,7 @@
 #include "headroom/plan/auto/parameters.h"
 #include "headroom/plan/auto/search/judged_runs.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Returns the plan of a front for a budget, or none where the budget is below the front's smallest peak.
 ///
@@ -20,4 +20,4 @@ namespace headroom {
 std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front, int64_t budget_bytes,
                                       std::span<const int64_t> targets, const SearchParameters& parameters);
 
-}  // namespace headroom
+}  // namespace headroom::internal

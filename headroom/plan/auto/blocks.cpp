@@ -7,7 +7,7 @@
 
 #include "headroom/core/error.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr ValueId kNone{-1};
@@ -255,4 +255,4 @@ std::vector<int32_t> unfold(const Folding& folding, const std::vector<int32_t>& 
   return unfolded;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -6,7 +6,7 @@
 
 #include "headroom/core/graph.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The equal blocks of a graph. A deep network repeats one block of ops: in forward, and in reverse order in backward.
 /// Blocks are numbered in the order of forward. Ops before, between and after the blocks belong to none.
@@ -71,4 +71,4 @@ std::optional<Folding> fold(const Graph& graph, int32_t most, int32_t least);
 std::vector<int32_t> unfold(const Folding& folding, const std::vector<int32_t>& runs,
                             const std::vector<int32_t>& others, int percent);
 
-}  // namespace headroom
+}  // namespace headroom::internal

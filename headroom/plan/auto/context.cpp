@@ -1,6 +1,6 @@
 #include "headroom/plan/auto/context.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 int SearchContext::rounds() const {
   const PolishParameters& polish = parameters_.polish;
@@ -16,4 +16,4 @@ int64_t SearchContext::work_per_run() const {
                              polish.max_work_per_run);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

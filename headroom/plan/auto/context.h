@@ -9,7 +9,7 @@
 #include "headroom/plan/auto/search/search.h"
 #include "headroom/plan/plan.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// What all steps of the search for one front share: the graph, the parameters, and how much work they allow for a
 /// graph of this size.
@@ -58,4 +58,4 @@ class SearchContext {
   int64_t run_count_;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

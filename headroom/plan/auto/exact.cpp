@@ -9,7 +9,7 @@
 #include "headroom/plan/bounds/memory_bound.h"
 #include "headroom/plan/exact/exhaustive.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 void make_exact(const FlatGraph& flat, int64_t max_peak_states, int64_t max_time_states, AutoFront& front) {
   constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
@@ -50,4 +50,4 @@ void make_exact(const FlatGraph& flat, int64_t max_peak_states, int64_t max_time
   }
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -4,7 +4,7 @@
 
 #include "headroom/plan/auto/auto_front.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Makes plans of a front optimal by a search over all schedules: first for the smallest peak, then for the time at one
 /// budget after the other, from the largest down. Both have a limit of states. The search for one budget may take half
@@ -12,4 +12,4 @@ namespace headroom {
 /// be one that `exhaustive` takes.
 void make_exact(const FlatGraph& flat, int64_t max_peak_states, int64_t max_time_states, AutoFront& front);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -12,7 +12,7 @@
 #include "headroom/plan/auto/starts.h"
 #include "headroom/plan/bounds/memory_bound.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Keeps only the undominated plans, and prunes each of them at its own peak.
@@ -117,4 +117,4 @@ std::vector<Front> search_fronts(const FlatGraph& flat, const SearchStarts& give
   return fronts;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

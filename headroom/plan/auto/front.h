@@ -7,7 +7,7 @@
 #include "headroom/plan/auto/search/judged_runs.h"
 #include "headroom/plan/plan.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The starts of a search besides store-all, as sequences of runs. All of these plans are in the search's front.
 struct SearchStarts {
@@ -24,4 +24,4 @@ struct SearchStarts {
 std::vector<Front> search_fronts(const FlatGraph& flat, const SearchStarts& starts, const PlanLimits& limits,
                                  const SearchParameters& parameters);
 
-}  // namespace headroom
+}  // namespace headroom::internal

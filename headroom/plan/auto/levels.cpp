@@ -8,7 +8,7 @@
 #include "headroom/plan/auto/starts.h"
 #include "headroom/plan/bounds/time_bound.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
@@ -221,4 +221,4 @@ std::vector<int64_t> level_targets(int64_t most_bytes, int64_t least_bytes, cons
   return targets;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -8,7 +8,7 @@
 #include "headroom/plan/auto/search/search.h"
 #include "headroom/plan/bounds/memory_bound.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Returns a lower bound on the peak of every schedule, in any order. It is the resident bytes plus the largest of two
 /// numbers: the bytes that an op which must run needs for its inputs, outputs and workspace (of alternatives, the one
@@ -79,4 +79,4 @@ class LevelFinder {
   int32_t runs_per_move_;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

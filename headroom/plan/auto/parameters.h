@@ -6,7 +6,7 @@
 
 #include "headroom/plan/bounds/memory_bound.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Classes of graphs by the number of runs in the base order. What a search may spend on one run depends on them.
 struct SizeParameters {
@@ -258,4 +258,4 @@ struct SearchParameters {
   int max_cuts_if_not_short = 1;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

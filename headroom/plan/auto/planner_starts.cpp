@@ -10,7 +10,7 @@
 #include "headroom/plan/graph/division_tree.h"
 #include "headroom/plan/graph/lower_sets.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Calls `add_plans`, unless the planner that it calls does not take the problem; the search has other starts.
@@ -91,4 +91,4 @@ SearchStarts planner_starts(const Problem& problem, const PlanLimits& limits, co
   return starts;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

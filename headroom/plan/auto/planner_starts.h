@@ -4,7 +4,7 @@
 #include "headroom/plan/auto/parameters.h"
 #include "headroom/plan/problem.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Returns the plans of other planners that the search starts from: on chains those of two tables of `chain`, and the
 /// plans with the smallest peak of `peak-cubic` and `peak-linear`; on graphs those of `lower-sets`, and the plan with
@@ -12,4 +12,4 @@ namespace headroom {
 /// large for all plans of `lower-sets`, those of few sets are coarse starts.
 SearchStarts planner_starts(const Problem& problem, const PlanLimits& limits, const SearchParameters& parameters);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Polishes one level. Reads the other levels, but changes none.
@@ -120,4 +120,4 @@ JudgedRuns polish_lowest(const SearchContext& context, const MemoryBounds& bound
   return levels[k].best();
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

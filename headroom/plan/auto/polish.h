@@ -7,7 +7,7 @@
 #include "headroom/plan/auto/levels.h"
 #include "headroom/plan/bounds/memory_bound.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Polishes every level once, with the plans that all levels have before the round. Each level tries the plans of its
 /// neighbours, and then perturbs its own plans, brings them below the target again and prunes them, for `work` events.
@@ -19,4 +19,4 @@ void polish_levels(const SearchContext& context, int round, int64_t work, std::v
 JudgedRuns polish_lowest(const SearchContext& context, const MemoryBounds& bounds,
                          const std::vector<JudgedRuns>& starts, int round, std::vector<Level>& levels);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -5,7 +5,7 @@
 
 #include "headroom/plan/auto/polish.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Inserts plans of smaller and smaller peaks at the front of `plans`, a front.
@@ -55,4 +55,4 @@ void refine(const SearchContext& context, const MemoryBounds& bounds, int round,
   }
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
@@ -136,4 +136,4 @@ std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<in
   return runs;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

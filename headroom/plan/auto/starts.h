@@ -6,7 +6,7 @@
 #include "headroom/plan/auto/search/timeline.h"
 #include "headroom/plan/bounds/memory_bound.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Returns store-all with faster producers of values that have several. Each producer is tried instead of a slower one,
 /// and kept where all ops that the step then needs, in base order, take less time. `base` are the runs of store-all.
@@ -18,4 +18,4 @@ std::vector<int32_t> faster_base(const FlatGraph& flat, const std::vector<int32_
 /// that is no valid plan.
 std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base, const MemoryBound& bound);
 
-}  // namespace headroom
+}  // namespace headroom::internal

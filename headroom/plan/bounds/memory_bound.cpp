@@ -11,7 +11,7 @@
 #include "headroom/core/simulate.h"
 #include "headroom/plan/bounds/time_bound.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 size_t at(int i) { return static_cast<size_t>(i); }
@@ -329,4 +329,4 @@ MemoryBound memory_bound(const Graph& graph, int64_t budget_bytes, const MemoryB
   return MemoryBounds(graph, parameters).within(budget_bytes);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -6,7 +6,7 @@
 
 #include "headroom/core/graph.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// How many moments and prices memory_bound() looks at. More make the bound tighter, but take longer.
 struct MemoryBoundParameters {
@@ -72,4 +72,4 @@ class MemoryBounds {
   int max_cuts_;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -5,7 +5,7 @@
 
 #include "headroom/algorithm/union_find.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 NeededGroups find_needed_groups(const Graph& graph) {
   UnionFind sets(static_cast<int>(graph.ops().size()));
@@ -62,4 +62,4 @@ int64_t time_lower_bound_ns(const Graph& graph) {
   return bound_ns;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

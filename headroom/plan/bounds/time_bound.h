@@ -6,7 +6,7 @@
 
 #include "headroom/core/graph.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The groups of ops that every schedule must run. Ops that share an output are *alternatives* (a stage run with or
 /// without recording its tape); they form a group. Groups are numbered in base order of their first ops. A group is
@@ -25,4 +25,4 @@ int64_t fastest_ns(const Graph& graph, std::span<const OpId> ops);
 /// of their fastest op. Takes O(size of the graph).
 int64_t time_lower_bound_ns(const Graph& graph);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -6,7 +6,7 @@
 #include "headroom/core/simulate.h"
 #include "headroom/plan/chain/steps.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
@@ -142,4 +142,4 @@ PlanResult plan_binomial(const Chain& chain, const PlanRequest& request, const B
   return result;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -5,7 +5,7 @@
 #include "headroom/core/chain.h"
 #include "headroom/plan/plan.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Griewank & Walther 2000 (Algorithm 799: revolve): multi-level checkpointing of a chain with at most s states kept at
 /// a time, the chain's input being one of them. For a uniform chain it runs the fewest forwards possible: with beta(s,
@@ -27,4 +27,4 @@ PlanResult plan_binomial(const Chain& chain, const PlanRequest& request, const B
 /// Returns t(length, checkpoints) as above, for lengths below 2^31.
 int64_t binomial_forwards(int64_t length, int64_t checkpoints);
 
-}  // namespace headroom
+}  // namespace headroom::internal

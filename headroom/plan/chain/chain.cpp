@@ -12,7 +12,7 @@
 #include "headroom/plan/chain/steps.h"
 #include "headroom/plan/chain/table.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Maximum number of stages for which a table is computed, which takes O(L^3).
@@ -282,4 +282,4 @@ std::vector<Schedule> plan_chain_front(const Chain& chain, int64_t most_bytes, i
   return schedules;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

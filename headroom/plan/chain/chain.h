@@ -7,7 +7,7 @@
 #include "headroom/core/chain.h"
 #include "headroom/plan/plan.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 struct ChainOptions {
   /// Number of slots of memory, at least 1. The plan is exact if there are at least as many slots as bytes that the
@@ -52,4 +52,4 @@ PlanResult plan_chain(const Chain& chain, const PlanRequest& request, const Chai
 std::vector<Schedule> plan_chain_front(const Chain& chain, int64_t most_bytes, int64_t slots, int64_t most_plans,
                                        int threads);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -5,7 +5,7 @@
 #include "headroom/core/simulate.h"
 #include "headroom/plan/chain/steps.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Adds backward through the stages (from, to], whose tapes are live. With `held`, a{to} and g{to} are kept to the end.
@@ -79,4 +79,4 @@ std::vector<int> least_peak_subset(const Chain& chain, std::span<const std::vect
   return subsets[best];
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

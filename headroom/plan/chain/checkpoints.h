@@ -7,7 +7,7 @@
 #include "headroom/core/schedule.h"
 #include "headroom/plan/plan.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// How the schedule of a checkpoint subset runs. Segments between checkpoints run forward unrecorded, and are rerun
 /// with recording when backward reaches them; the last segment is recorded at once.
@@ -33,4 +33,4 @@ PlanResult plan_with_checkpoints(const Chain& chain, std::vector<int> checkpoint
 std::vector<int> least_peak_subset(const Chain& chain, std::span<const std::vector<int>> subsets,
                                    const CheckpointOptions& options);
 
-}  // namespace headroom
+}  // namespace headroom::internal

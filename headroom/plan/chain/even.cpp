@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 std::vector<int> even_checkpoints(int length, int segments) {
@@ -30,4 +30,4 @@ PlanResult plan_even(const Chain& chain, const PlanRequest& /*request*/, const E
   return plan_with_checkpoints(chain, least_peak_subset(chain, subsets, options), options, PlanStatus::kFeasible);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -4,7 +4,7 @@
 
 #include "headroom/plan/chain/checkpoints.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// PyTorch's `checkpoint_sequential`: k segments, the first k-1 of floor(n/k) stages each, the last with the rest and
 /// not checkpointed. Without k, it takes the k with the smallest simulated peak, in O(n) simulations of O(n). With more
@@ -16,4 +16,4 @@ struct EvenOptions : CheckpointOptions {
 };
 PlanResult plan_even(const Chain& chain, const PlanRequest& request, const EvenOptions& options = {});
 
-}  // namespace headroom
+}  // namespace headroom::internal

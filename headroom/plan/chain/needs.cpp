@@ -4,7 +4,7 @@
 
 #include "headroom/core/error.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 size_t at(int i) { return static_cast<size_t>(i); }
@@ -115,4 +115,4 @@ SegmentArray<int64_t> record_all_memory(const ChainNeeds& needs) {
   return memory;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

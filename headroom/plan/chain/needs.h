@@ -7,7 +7,7 @@
 
 #include "headroom/core/chain.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// A T for every segment (i..l), 1 <= i <= l <= length, of a chain. Those with the same i are adjacent in memory.
 template <typename T>
@@ -100,4 +100,4 @@ SegmentArray<int64_t> least_memory(const ChainNeeds& needs);
 /// Returns the smallest m within which each segment can be reversed by recording all of its stages. Takes O(L^2).
 SegmentArray<int64_t> record_all_memory(const ChainNeeds& needs);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -2,7 +2,7 @@
 
 #include "headroom/algorithm/least_cut.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 PlanResult plan_peak_cubic(const Chain& chain, const PlanRequest& /*request*/, const CheckpointOptions& options) {
   std::vector<int64_t> sizes;
@@ -10,4 +10,4 @@ PlanResult plan_peak_cubic(const Chain& chain, const PlanRequest& /*request*/, c
   return plan_with_checkpoints(chain, least_cut(sizes), options, PlanStatus::kFeasible);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -2,7 +2,7 @@
 
 #include "headroom/plan/chain/checkpoints.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Hong et al. 2025 (arXiv 2502.12499), the first objective (Theorem 1). Returns the plan of the checkpoints C that
 /// minimise
@@ -12,4 +12,4 @@ namespace headroom {
 /// and complexity.
 PlanResult plan_peak_cubic(const Chain& chain, const PlanRequest& request, const CheckpointOptions& options = {});
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -4,7 +4,7 @@
 #include <deque>
 #include <limits>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
@@ -293,4 +293,4 @@ PlanResult plan_peak_linear(const Chain& chain, const PlanRequest& /*request*/, 
   return plan_with_checkpoints(chain, linear_subset(needs), options, PlanStatus::kFeasible);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

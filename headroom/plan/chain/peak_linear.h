@@ -2,7 +2,7 @@
 
 #include "headroom/plan/chain/checkpoints.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Hong et al. 2025 (arXiv 2502.12499), the objective that mirrors what PyTorch allocates. Returns the plan of the
 /// checkpoint subset with the smallest *simulated* peak; among those the one with the least recomputation, then the
@@ -31,4 +31,4 @@ struct PeakLinearLimits {
 };
 PlanResult plan_peak_linear(const Chain& chain, const PlanRequest& request, const CheckpointOptions& options = {});
 
-}  // namespace headroom
+}  // namespace headroom::internal

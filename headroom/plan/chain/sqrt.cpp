@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 struct Walk {
@@ -41,4 +41,4 @@ PlanResult plan_sqrt(const Chain& chain, const PlanRequest& /*request*/, const C
   return plan_with_checkpoints(chain, least_peak_subset(chain, subsets, options), options, PlanStatus::kFeasible);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -2,7 +2,7 @@
 
 #include "headroom/plan/chain/checkpoints.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Chen et al. 2016 (Training deep nets with sublinear memory cost, arXiv 1604.06174). It walks over the stages and
 /// adds up their output sizes; where the sum passes B, it keeps that output and restarts the sum at 0. B = 0 gives x,
@@ -10,4 +10,4 @@ namespace headroom {
 /// sqrt(xy)*sqrt(2), and the plan with the smallest simulated peak is returned. Takes O(n). Not optimal in any class.
 PlanResult plan_sqrt(const Chain& chain, const PlanRequest& request, const CheckpointOptions& options = {});
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace headroom {
+namespace headroom::internal {
 
 void ChainSteps::drop_output(int i) {
   if (i > 0) schedule_.steps.push_back(Step::drop(ids_.output(i)));
@@ -21,4 +21,4 @@ void ChainSteps::backward_and_drop(int i) {
 
 Schedule ChainSteps::take() { return std::exchange(schedule_, Schedule{}); }
 
-}  // namespace headroom
+}  // namespace headroom::internal

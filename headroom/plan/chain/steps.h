@@ -3,7 +3,7 @@
 #include "headroom/core/chain.h"
 #include "headroom/core/schedule.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Writes a schedule of a chain's graph stage by stage, without the graph itself. Stages are counted from 1. Values
 /// that must live to the end of the step are never dropped: a drop of the input a0, the last gradient g{L} or the
@@ -32,4 +32,4 @@ class ChainSteps {
   Schedule schedule_;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -13,7 +13,7 @@
 #include "headroom/algorithm/workers.h"
 #include "headroom/plan/plan.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 size_t at(int i) { return static_cast<size_t>(i); }
@@ -336,4 +336,4 @@ double ChainTable<Number>::extra_ns(int i, int l, int64_t m) const {
 template class ChainTable<uint32_t>;
 template class ChainTable<double>;
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -11,7 +11,7 @@
 #include "headroom/algorithm/min_plus.h"
 #include "headroom/plan/chain/needs.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Options of how a table is computed. They never change what is in it.
 struct ChainTableOptions {
@@ -126,4 +126,4 @@ class ChainTable {
   Numbers none_;  ///< A block of infinity.
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -10,7 +10,7 @@
 #include "headroom/plan/bounds/time_bound.h"
 #include "headroom/plan/exact/state.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Returns the sum of two numbers, or the number nearest to it where it does not fit int64.
@@ -386,4 +386,4 @@ PlanResult plan_exhaustive(const Graph& graph, const PlanRequest& request) {
   return result;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -7,7 +7,7 @@
 #include "headroom/core/graph.h"
 #include "headroom/plan/plan.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Finds the fastest of *all* schedules within the budget that keep the base order of first runs. Ops may run several
 /// times and in place, and values may be kept for any time. It is the reference for small inputs. Alternatives, which
@@ -55,4 +55,4 @@ class ExhaustiveSearch {
   int64_t least_ns_ = 0;  ///< Lower bound on the time of any schedule, in nanoseconds.
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

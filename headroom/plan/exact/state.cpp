@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 size_t lowest(Mask mask) { return static_cast<size_t>(std::countr_zero(mask)); }
@@ -138,4 +138,4 @@ void StateMemory::find_ghosts(State& state) {
   std::ranges::sort(state.ghosts);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -7,7 +7,7 @@
 
 #include "headroom/core/memory.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// A set of at most 64 values, ops or groups, as a mask of their numbers.
 using Mask = uint64_t;
@@ -92,4 +92,4 @@ class StateMemory {
   std::vector<Memory::Copy> ghost_copies_;  ///< Scratch memory of find_ghosts().
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -13,7 +13,7 @@
 #include "headroom/core/error.h"
 #include "headroom/plan/graph/segments.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr int64_t kMostWork = 200'000'000;
@@ -432,4 +432,4 @@ PlanResult plan_division_tree(const Graph& graph, const PlanRequest&) {
   return result;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -7,7 +7,7 @@
 #include "headroom/plan/graph/forward_graph.h"
 #include "headroom/plan/plan.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// How a segment, which is all vertices between two vertices that have edges to the rest only through these two, is
 /// divided.
@@ -62,4 +62,4 @@ Cut least_division(const ForwardGraph& forward, const DivisionTree& tree);
 /// The status is kFeasible. Throws NotApplicable where store-all has no forward or no backward op.
 PlanResult plan_division_tree(const Graph& graph, const PlanRequest& request);
 
-}  // namespace headroom
+}  // namespace headroom::internal

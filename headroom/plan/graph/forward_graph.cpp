@@ -7,7 +7,7 @@
 #include "headroom/core/schedule.h"
 #include "headroom/plan/plan.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 std::vector<ValueId> sorted(std::vector<ValueId> ids) {
@@ -117,4 +117,4 @@ ForwardGraph forward_graph(const Graph& graph, std::string_view planner) {
   return forward;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -7,7 +7,7 @@
 
 #include "headroom/core/graph.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// A forward op of store-all.
 ///
@@ -44,4 +44,4 @@ ForwardGraph forward_graph(const Graph& graph, std::string_view planner);
 /// except `op`.
 OpId leanest_producer(const Graph& graph, OpId op, std::span<const ValueId> wanted);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -10,7 +10,7 @@
 
 #include "headroom/plan/plan.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 size_t at(int position) { return static_cast<size_t>(position); }
@@ -180,4 +180,4 @@ LowerSets prefix_lower_sets(const ForwardGraph& forward, int parts) {
   return finished(forward, collection);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -5,7 +5,7 @@
 
 #include "headroom/plan/graph/forward_graph.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Sets of forward vertices that contain all predecessors of their members, ordered by size, from the empty set to the
 /// whole set. The boundary B(L) of a set L consists of the members that a vertex outside reads.
@@ -35,4 +35,4 @@ LowerSets lower_sets(const ForwardGraph& forward, bool exact, int64_t limit);
 /// are too large to add up. Takes O(vertices * parts).
 LowerSets prefix_lower_sets(const ForwardGraph& forward, int parts);
 
-}  // namespace headroom
+}  // namespace headroom::internal

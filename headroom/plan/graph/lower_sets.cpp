@@ -14,7 +14,7 @@
 #include "headroom/core/error.h"
 #include "headroom/core/simulate.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Maximum number of bounds for which plans are made.
@@ -433,4 +433,4 @@ std::vector<Schedule> coarse_lower_set_plans(const Graph& graph) {
   return schedules;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -10,7 +10,7 @@
 #include "headroom/plan/graph/segments.h"
 #include "headroom/plan/plan.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// An increasing sequence of lower sets from the empty set to the whole set, and its cost.
 struct LowerSetSequence {
@@ -68,4 +68,4 @@ std::vector<Schedule> lower_set_plans(const Graph& graph, const PlanLimits& limi
 /// limit of sets.
 std::vector<Schedule> coarse_lower_set_plans(const Graph& graph);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -6,7 +6,7 @@
 #include "headroom/core/error.h"
 #include "headroom/plan/bounds/time_bound.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 class Runner {
@@ -277,4 +277,4 @@ Schedule segment_schedule(const Graph& graph, const ForwardGraph& forward, const
   return with_drops(graph, segment_runs(graph, forward, segments));
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

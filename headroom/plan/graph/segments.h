@@ -6,7 +6,7 @@
 #include "headroom/core/schedule.h"
 #include "headroom/plan/graph/forward_graph.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The forward vertices divided into segments, each of which is recomputed as a whole, and the vertices that are kept.
 /// Every choice gives a valid schedule.
@@ -42,4 +42,4 @@ std::vector<OpId> segment_runs(const Graph& graph, const ForwardGraph& forward, 
 /// Returns segment_runs() with drops.
 Schedule segment_schedule(const Graph& graph, const ForwardGraph& forward, const Segments& segments);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -15,7 +15,8 @@ from headroom.graph.effects import forward_effects
 from headroom.graph.operators import IN_FORWARD, concrete, flat_results, in_place_of, needs_a_tensor
 
 # Numbers that stand for calls in `call_of_op`: an op that hands on a forward output (the last of these is the rest of
-# the step), and the op for what autograd does with the gradients. headroom/runtime/op_program.h has the same numbers.
+# the step), and the op for what autograd does with the gradients. OpProgram in headroom/runtime/ops/op_program.h has
+# the same numbers.
 HANDS_ON = -1
 ACCUMULATES = -2
 

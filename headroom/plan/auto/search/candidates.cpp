@@ -4,7 +4,7 @@
 
 #include "headroom/plan/auto/search/descent.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
@@ -99,4 +99,4 @@ int32_t Candidates::last_chance(int32_t value, int32_t position) const {
   return chance;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

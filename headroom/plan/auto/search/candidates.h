@@ -7,7 +7,7 @@
 #include "headroom/plan/auto/search/editor.h"
 #include "headroom/plan/auto/search/excess.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 struct DescentOptions;
 
@@ -52,4 +52,4 @@ class Candidates {
   double best_bound_ = 0;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
@@ -124,4 +124,4 @@ bool Descent::run(int64_t target_bytes, const DescentOptions& options) {
   return now.time_ns() <= options.max_ns;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

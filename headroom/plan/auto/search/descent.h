@@ -13,7 +13,7 @@
 #include "headroom/plan/auto/search/excess.h"
 #include "headroom/plan/auto/search/moves.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 struct DescentOptions {
   size_t max_insertions = 6;  ///< Maximum number of runs that one move may insert.
@@ -81,4 +81,4 @@ class Descent {
   std::vector<std::pair<int32_t, int32_t>> banned_;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace headroom {
+namespace headroom::internal {
 
 void RunEditor::assign(const std::vector<int32_t>& runs) {
   now_.assign(runs);
@@ -59,4 +59,4 @@ uint64_t RunEditor::random(uint64_t n) {
   return (x ^ (x >> 31U)) % n;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -5,7 +5,7 @@
 
 #include "headroom/plan/auto/search/timeline.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// A run that is added right before a position.
 struct Insertion {
@@ -56,4 +56,4 @@ class RunEditor {
   int64_t work_ = 0;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

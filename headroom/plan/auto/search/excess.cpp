@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
@@ -64,4 +64,4 @@ double Excess::added(int32_t first, int32_t last, int64_t bytes, double most) co
   return sum;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

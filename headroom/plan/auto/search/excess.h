@@ -5,7 +5,7 @@
 
 #include "headroom/plan/auto/search/timeline.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Returns the excess of a sequence: the bytes above a target, summed over the moments.
 double excess_above(const Timeline& timeline, int64_t target_bytes);
@@ -43,4 +43,4 @@ class Excess {
   std::vector<double> sums_;     ///< By position p: bytes by which these moments exceed the target, in total.
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

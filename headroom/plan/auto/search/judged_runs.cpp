@@ -5,7 +5,7 @@
 
 #include "headroom/algorithm/pareto.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 std::vector<int32_t> runs_of(const Schedule& schedule) {
   std::vector<int32_t> runs;
@@ -30,4 +30,4 @@ Front::const_iterator find_within(const Front& front, int64_t budget_bytes) {
   return above == front.begin() ? front.end() : std::prev(above);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -6,7 +6,7 @@
 
 #include "headroom/plan/auto/search/timeline.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// A plan as a sequence of runs, with its simulated peak in bytes and its time in nanoseconds.
 struct JudgedRuns {
@@ -42,4 +42,4 @@ Front undominated(std::vector<JudgedRuns> plans);
 /// Returns the plan of a front for a budget, or the front's end where there is none.
 Front::const_iterator find_within(const Front& front, int64_t budget_bytes);
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
@@ -168,4 +168,4 @@ double MoveEvaluator::excess_of_insertions(const Move& move, double memory) cons
   return excess;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -8,7 +8,7 @@
 #include "headroom/plan/auto/search/editor.h"
 #include "headroom/plan/auto/search/excess.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// A change that recomputes a value right before a position instead of keeping it until then.
 struct Move {
@@ -70,4 +70,4 @@ class MoveEvaluator {
   std::vector<int32_t> open_;  ///< Ops that the move must run and whose inputs are still to be looked at.
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

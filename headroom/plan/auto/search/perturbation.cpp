@@ -5,7 +5,7 @@
 #include <optional>
 #include <span>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr int64_t kAnyPeak = std::numeric_limits<int64_t>::max();
@@ -120,4 +120,4 @@ size_t Perturbation::random_max_insertions() {
   return parameters_.max_insertions[editor_.random(parameters_.max_insertions.size())];
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

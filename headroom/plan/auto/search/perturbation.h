@@ -8,7 +8,7 @@
 #include "headroom/plan/auto/search/editor.h"
 #include "headroom/plan/auto/search/removal.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Random changes to a sequence, after which descent finds another plan.
 class Perturbation {
@@ -46,4 +46,4 @@ class Perturbation {
   bool has_removals_ = false;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

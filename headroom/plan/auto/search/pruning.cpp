@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
@@ -113,4 +113,4 @@ void Pruning::drop_early_runs() {
   editor_.assign(editor_.edited({}, early));
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -10,7 +10,7 @@
 #include "headroom/plan/auto/search/editor.h"
 #include "headroom/plan/auto/search/removal.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Makes an editor's current sequence faster within a target.
 class Pruning {
@@ -45,4 +45,4 @@ class Pruning {
   std::vector<uint8_t> is_removed_;  ///< By value: whether one of the chosen runs writes it.
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

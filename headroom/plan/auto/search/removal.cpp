@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
@@ -55,4 +55,4 @@ void try_without(RunEditor& editor, std::span<const Removal> removals) {
   editor.try_runs(runs);
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -6,7 +6,7 @@
 
 #include "headroom/plan/auto/search/editor.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The removal of a run whose outputs can be kept from an earlier copy instead.
 struct Removal {
@@ -26,4 +26,4 @@ std::optional<Removal> find_removal(const FlatGraph& flat, const Timeline& timel
 /// there must be only one removal.
 void try_without(RunEditor& editor, std::span<const Removal> removals);
 
-}  // namespace headroom
+}  // namespace headroom::internal

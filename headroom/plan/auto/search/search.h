@@ -11,7 +11,7 @@
 #include "headroom/plan/auto/search/perturbation.h"
 #include "headroom/plan/auto/search/pruning.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The changes to one sequence of runs: descent, pruning and perturbation, with the editor that they share.
 class RunSearch {
@@ -51,4 +51,4 @@ class RunSearch {
   Perturbation perturbation_;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -5,7 +5,7 @@
 #include <limits>
 #include <tuple>
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
@@ -263,4 +263,4 @@ Schedule Timeline::schedule() const {
   return schedule;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

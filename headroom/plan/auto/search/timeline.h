@@ -7,7 +7,7 @@
 
 #include "headroom/core/schedule.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// A graph in flat arrays with ids as plain numbers. Resident values are left out of all lists.
 struct FlatGraph {
@@ -185,4 +185,4 @@ class Timeline {
   int64_t time_ns_ = 0;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -3,13 +3,13 @@
 #define NDEBUG
 #endif
 
-#include "headroom/runtime/side_effects.h"
+#include "headroom/runtime/network/side_effects.h"
 
 #include <algorithm>
 
 #include "headroom/core/error.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 thread_local OperatorWatch* current_watch = nullptr;
@@ -172,4 +172,4 @@ void OperatorWatch::save(const torch::Tensor& tensor) {
   saved_.push_back({without_history(tensor), copy_memory(tensor), version_of(tensor)});
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

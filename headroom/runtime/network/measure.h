@@ -2,8 +2,8 @@
 
 #include <functional>
 
-#include "headroom/runtime/network.h"
-#include "headroom/runtime/step_graph.h"
+#include "headroom/runtime/network/network.h"
+#include "headroom/runtime/network/step_graph.h"
 
 namespace headroom {
 
@@ -20,7 +20,7 @@ struct MeasureOptions {
 /// Runs every node of a network on sample inputs, forward without and with recording and backward, with the kernels
 /// that the executor uses and the gradients that they compute, and returns the cost of each: bytes exactly by the
 /// meter, times as medians. Restores random numbers, buffers and gradients. Joins nodes that must be joined to run one
-/// by one (find_joins()).
+/// by one.
 ///
 /// It needs the memory of one node at a time, and of all nodes' outputs, which are on the host where the network is on
 /// another device.

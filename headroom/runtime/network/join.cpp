@@ -1,13 +1,13 @@
-#include "headroom/runtime/join.h"
+#include "headroom/runtime/network/join.h"
 
 #include <algorithm>
 #include <map>
 
 #include "headroom/core/quote.h"
-#include "headroom/runtime/kernels.h"
+#include "headroom/runtime/network/kernels.h"
 #include "headroom/runtime/state.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 /// Returns by wire the last node that reads it; for outputs of the network, one past the last node.
@@ -168,14 +168,7 @@ Traits find_traits(const Network& network, const Tensors& inputs) {
   return traits;
 }
 
-std::vector<NodeRange> find_joins(const Network& network, const Tensors& inputs) {
-  return find_traits(network, inputs).joins;
-}
-
 Network with_side_effects(const Network& network, const std::vector<SideEffects>& effects) {
-  const auto is_alias_in = [](const Tensors& tensors, const torch::Tensor& tensor) {
-    return std::ranges::any_of(tensors, [&](const torch::Tensor& other) { return other.is_alias_of(tensor); });
-  };
   Tensors written;
   for (const SideEffects& effect : effects)
     for (const torch::Tensor& tensor : effect.written)
@@ -200,4 +193,4 @@ Network with_side_effects(const Network& network, const std::vector<SideEffects>
   return result;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -2,9 +2,9 @@
 
 #include <vector>
 
-#include "headroom/runtime/network.h"
+#include "headroom/runtime/network/step_graph.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// The saved state of a recorded forward: autograd's graph from `leaves`, which share the memory of the node's inputs,
 /// to `output`.
@@ -41,6 +41,10 @@ NodeOutput record_node(const NetworkNode& node, const Tensors& inputs, const std
 /// here.
 NodeGradients backward_node(const NetworkNode& node, Tape tape, torch::Tensor gradient, NodeGradients sums);
 
+/// Returns for each node its buffers that the forward of some node changes, one per storage. A node that runs again
+/// must see their old values, and a step keeps copies of them.
+std::vector<Tensors> replayed_buffers(const MeasuredNetwork& measured);
+
 /// Returns whether each module of a node, submodules included, is in training mode.
 std::vector<bool> training_modes(const NetworkNode& node);
 /// Restores the training modes of an earlier moment during its lifetime.
@@ -58,4 +62,4 @@ class EarlierModes {
   std::vector<bool> now_;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

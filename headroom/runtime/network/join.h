@@ -2,10 +2,10 @@
 
 #include <vector>
 
-#include "headroom/runtime/network.h"
-#include "headroom/runtime/side_effects.h"
+#include "headroom/runtime/network/network.h"
+#include "headroom/runtime/network/side_effects.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// Nodes first..last of a network.
 struct NodeRange {
@@ -36,11 +36,8 @@ struct Traits {
 /// input of the network in place or returns no tensor.
 Traits find_traits(const Network& network, const Tensors& inputs);
 
-/// Returns the joins of find_traits().
-std::vector<NodeRange> find_joins(const Network& network, const Tensors& inputs);
-
 /// Returns the same network with the side effects in its nodes: captured tensors that some node writes become buffers
 /// of the nodes that use them, and NetworkNode::reads and generators are filled in.
 Network with_side_effects(const Network& network, const std::vector<SideEffects>& effects);
 
-}  // namespace headroom
+}  // namespace headroom::internal

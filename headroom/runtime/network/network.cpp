@@ -1,4 +1,4 @@
-#include "headroom/runtime/network.h"
+#include "headroom/runtime/network/network.h"
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -9,6 +9,7 @@
 #include "headroom/core/quote.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 /// Returns every tensor of the nodes' lists once, in order.

@@ -1,4 +1,4 @@
-#include "headroom/runtime/step_graph.h"
+#include "headroom/runtime/network/step_graph.h"
 
 #include <algorithm>
 #include <map>
@@ -6,6 +6,7 @@
 #include "headroom/core/quote.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 constexpr ValueId kNone{-1};

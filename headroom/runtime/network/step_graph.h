@@ -8,7 +8,7 @@
 #include "headroom/core/graph.h"
 #include "headroom/core/schedule.h"
 #include "headroom/plan/planners.h"
-#include "headroom/runtime/network.h"
+#include "headroom/runtime/network/network.h"
 
 namespace headroom {
 

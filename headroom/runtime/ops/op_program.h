@@ -13,7 +13,7 @@
 #include "headroom/core/schedule.h"
 #include "headroom/runtime/frame.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// An argument of a call: a constant, a tensor of the program, or a list of tensors.
 struct CallArgument {
@@ -118,4 +118,4 @@ class OpStep : public std::enable_shared_from_this<OpStep> {
   bool has_late_outputs_ = false;   ///< Whether the backward half reads the memory of a forward output.
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -1,4 +1,4 @@
-#include "headroom/runtime/measure.h"
+#include "headroom/runtime/network/measure.h"
 
 #include <ATen/ops/ones_like.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -9,12 +9,13 @@
 #include <sstream>
 
 #include "headroom/core/quote.h"
-#include "headroom/runtime/join.h"
-#include "headroom/runtime/kernels.h"
 #include "headroom/runtime/meter.h"
+#include "headroom/runtime/network/join.h"
+#include "headroom/runtime/network/kernels.h"
 #include "headroom/runtime/state.h"
 
 namespace headroom {
+using namespace internal;
 namespace {
 
 int64_t storage_bytes(const torch::Tensor& tensor) {

@@ -113,7 +113,7 @@ class Network {
   std::vector<Wire> outputs_;
 };
 
-namespace detail {
+namespace internal {
 
 template <typename Holder, size_t... Index>
 torch::Tensor call_module(Holder& holder, const Tensors& inputs, std::index_sequence<Index...> /*places*/) {
@@ -126,18 +126,18 @@ constexpr size_t arity(Result (Module::*)(Arguments...)) {
   return sizeof...(Arguments);
 }
 
-}  // namespace detail
+}  // namespace internal
 
 template <typename Holder>
 Wire Network::add_module(std::string name, Holder holder, std::vector<Wire> inputs) {
-  constexpr size_t kArity = detail::arity(&Holder::ContainedType::forward);
+  constexpr size_t kArity = internal::arity(&Holder::ContainedType::forward);
   if (inputs.size() != kArity)
     throw InvalidInput("module '" + name + "' takes " + std::to_string(kArity) + " tensors, found " +
                        std::to_string(inputs.size()));
   NetworkNode node{std::move(name), std::move(inputs), {}, {}, {}, {}};
   adopt(node, holder.ptr());
   node.forward = [holder = std::move(holder)](const Tensors& tensors) mutable {
-    return detail::call_module(holder, tensors, std::make_index_sequence<kArity>());
+    return internal::call_module(holder, tensors, std::make_index_sequence<kArity>());
   };
   return add_node(std::move(node));
 }

@@ -1,4 +1,4 @@
-#include "headroom/runtime/op_program.h"
+#include "headroom/runtime/ops/op_program.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -10,7 +10,7 @@
 
 #include "headroom/core/quote.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
@@ -346,4 +346,4 @@ OpStep::Backward OpStep::backward(std::shared_ptr<OpFrame>& waiting, Tensors gra
   return result;
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

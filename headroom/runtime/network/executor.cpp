@@ -1,4 +1,4 @@
-#include "headroom/runtime/executor.h"
+#include "headroom/runtime/network/executor.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -12,10 +12,11 @@
 
 #include "headroom/core/quote.h"
 #include "headroom/runtime/frame.h"
-#include "headroom/runtime/kernels.h"
 #include "headroom/runtime/meter.h"
+#include "headroom/runtime/network/kernels.h"
 
 namespace headroom {
+using namespace internal;
 
 /// The data that all steps of a network share. The kernels of its frames are the forwards of the nodes.
 struct TrainingStep::Program {
@@ -256,10 +257,6 @@ struct StepFunction : torch::autograd::Function<StepFunction> {
   static constexpr const char* kFrame = "frame";
 };
 
-bool is_alias_in(const Tensors& tensors, const torch::Tensor& tensor) {
-  return std::ranges::any_of(tensors, [&](const torch::Tensor& other) { return other.is_alias_of(tensor); });
-}
-
 /// Sets what a node that runs again reads and must not change, besides the buffers that it replays.
 void set_constants(Program::NodeRules& rules, const NetworkNode& node, const Tensors& replayed) {
   for (const Tensors& tensors : {node.parameters, node.buffers})
@@ -291,19 +288,6 @@ void check_modes(const Program& program) {
 }
 
 }  // namespace
-
-std::vector<Tensors> replayed_buffers(const MeasuredNetwork& measured) {
-  const std::vector<NetworkNode>& nodes = measured.network.nodes();
-  Tensors changed;
-  for (size_t n = 0; n < nodes.size(); ++n)
-    if (measured.costs.nodes[n].changes_buffers)
-      changed.insert(changed.end(), nodes[n].buffers.begin(), nodes[n].buffers.end());
-  std::vector<Tensors> replayed(nodes.size());
-  for (size_t n = 0; n < nodes.size(); ++n)
-    for (const torch::Tensor& buffer : nodes[n].buffers)
-      if (is_alias_in(changed, buffer) && !is_alias_in(replayed[n], buffer)) replayed[n].push_back(buffer);
-  return replayed;
-}
 
 TrainingStep::Program::Program(Network of, StepGraph graph, Schedule by)
     : network(std::move(of)),

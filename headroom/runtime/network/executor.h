@@ -6,14 +6,10 @@
 #include <vector>
 
 #include "headroom/core/schedule.h"
-#include "headroom/runtime/network.h"
-#include "headroom/runtime/step_graph.h"
+#include "headroom/runtime/network/network.h"
+#include "headroom/runtime/network/step_graph.h"
 
 namespace headroom {
-
-/// Returns for each node its buffers that the forward of some node changes, one per storage. A node that runs again
-/// must see their old values, and a step keeps copies of them.
-std::vector<Tensors> replayed_buffers(const MeasuredNetwork& measured);
 
 /// A network whose training step runs by a schedule: values are freed exactly where it drops them, and nodes run again
 /// where it runs them again.

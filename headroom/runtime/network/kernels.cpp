@@ -1,4 +1,4 @@
-#include "headroom/runtime/kernels.h"
+#include "headroom/runtime/network/kernels.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -13,8 +13,9 @@
 
 #include "headroom/core/quote.h"
 #include "headroom/runtime/frame.h"
+#include "headroom/runtime/state.h"
 
-namespace headroom {
+namespace headroom::internal {
 namespace {
 
 std::string describe(const NetworkNode& node, const char* work, const Tensors& inputs) {
@@ -163,6 +164,19 @@ NodeGradients backward_node(const NetworkNode& node, Tape tape, torch::Tensor gr
   return sums;
 }
 
+std::vector<Tensors> replayed_buffers(const MeasuredNetwork& measured) {
+  const std::vector<NetworkNode>& nodes = measured.network.nodes();
+  Tensors changed;
+  for (size_t n = 0; n < nodes.size(); ++n)
+    if (measured.costs.nodes[n].changes_buffers)
+      changed.insert(changed.end(), nodes[n].buffers.begin(), nodes[n].buffers.end());
+  std::vector<Tensors> replayed(nodes.size());
+  for (size_t n = 0; n < nodes.size(); ++n)
+    for (const torch::Tensor& buffer : nodes[n].buffers)
+      if (is_alias_in(changed, buffer) && !is_alias_in(replayed[n], buffer)) replayed[n].push_back(buffer);
+  return replayed;
+}
+
 std::vector<bool> training_modes(const NetworkNode& node) {
   std::vector<bool> modes;
   for (const auto& module : all_modules(node)) modes.push_back(module->is_training());
@@ -179,4 +193,4 @@ EarlierModes::~EarlierModes() {
   run_without_throwing([this] { set_training_modes(node_, now_); });
 }
 
-}  // namespace headroom
+}  // namespace headroom::internal

@@ -7,10 +7,10 @@
 #include <unordered_set>
 #include <vector>
 
-#include "headroom/runtime/network.h"
+#include "headroom/runtime/network/network.h"
 #include "headroom/runtime/state.h"
 
-namespace headroom {
+namespace headroom::internal {
 
 /// What a forward uses besides its arguments: parameters, buffers, and tensors and generators that it captured.
 struct SideEffects {
@@ -72,4 +72,4 @@ class OperatorWatch {
   std::vector<RandomState> saved_random_;
 };
 
-}  // namespace headroom
+}  // namespace headroom::internal
