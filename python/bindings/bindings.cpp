@@ -278,15 +278,12 @@ void bind_graphs(py::module_& module) {
       .def("op_inputs", [](const Graph& graph, int op) { return to_numbers(graph.op(static_cast<OpId>(op)).inputs); })
       .def("to_json", [](const Graph& graph) { return write_json(graph); });
 
+  py::class_<Step>(module, "Step")
+      .def_property_readonly("is_run", &Step::is_run)
+      .def_property_readonly("op", [](const Step& step) { return static_cast<int>(step.op()); })
+      .def_property_readonly("value", [](const Step& step) { return static_cast<int>(step.value()); });
   py::class_<Schedule>(module, "Schedule")
-      .def("steps",
-           [](const Schedule& schedule) {
-             // Pairs of an op, or -1, and a value dropped or overwritten, or -1.
-             std::vector<std::pair<int, int>> steps;
-             for (const Step& step : schedule.steps)
-               steps.emplace_back(step.is_run() ? static_cast<int>(step.op()) : -1, static_cast<int>(step.value()));
-             return steps;
-           })
+      .def_property_readonly("steps", [](const Schedule& schedule) { return schedule.steps; })
       .def("to_json", [](const Schedule& schedule, const Graph& graph) { return write_json(graph, schedule); });
   module.def("store_all", &store_all);
 }
@@ -346,14 +343,14 @@ void bind_planning(py::module_& module) {
       },
       py::call_guard<py::gil_scoped_release>());
   module.def("find_plan_without_reruns", &find_plan_without_reruns, py::call_guard<py::gil_scoped_release>());
+  py::class_<CurvePoint>(module, "CurvePoint")
+      .def_readonly("peak_bytes", &CurvePoint::peak_bytes)
+      .def_readonly("time_ns", &CurvePoint::time_ns);
   module.def(
       "plan_curve",
       [](const Problem& problem, const std::string& planner, int points) {
-        std::vector<std::pair<int64_t, int64_t>> curve;
         const Planner& entry = get_planner(planner);
-        for (const CurvePoint& point : plan_curve(entry, problem, points, {std::nullopt, limits_of(entry)}))
-          curve.emplace_back(point.peak_bytes, point.time_ns);
-        return curve;
+        return plan_curve(entry, problem, points, {std::nullopt, limits_of(entry)});
       },
       py::call_guard<py::gil_scoped_release>());
 }

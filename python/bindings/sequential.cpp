@@ -132,12 +132,9 @@ void bind_sequential(py::module_& module) {
              [](const std::string& name, const std::vector<PythonStage>& stages, const at::Tensor& sample) {
                const Network network = make_network(name, stages);
                return without_gil([&] {
-                 auto measured = std::make_shared<MeasuredStep>(measure_step(network, {sample}));
-                 TrainOptions options;
-                 options.planner = "store-all";
-                 options.tries = false;
-                 const int64_t peak_bytes = plan_step(*measured, std::nullopt, options).predicted_peak_bytes;
-                 return MeasuredStages{std::move(measured), peak_bytes};
+                 const auto measured = std::make_shared<MeasuredStep>(measure_step(network, {sample}));
+                 const TrainingStep step = make_training_step(*measured, store_all(measured->step.graph));
+                 return MeasuredStages{measured, predict(*measured, step).peak_bytes};
                });
              });
 

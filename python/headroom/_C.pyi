@@ -83,8 +83,14 @@ class Graph:
     def value_bytes(self, value: int) -> int: ...
     def to_json(self) -> str: ...
 
+# A step runs an op or drops a value. `value`: what is dropped or, by a run, overwritten; -1 for none, as `op`.
+class Step:
+    is_run: bool
+    op: int
+    value: int
+
 class Schedule:
-    def steps(self) -> list[tuple[int, int]]: ...
+    steps: list[Step]
     def to_json(self, graph: Graph) -> str: ...
 
 def store_all(graph: Graph) -> Schedule: ...
@@ -123,7 +129,12 @@ def make_report(
     modules: Sequence[str],
     sources: Sequence[str],
 ) -> str: ...
-def plan_curve(problem: Problem, planner: str, points: int) -> list[tuple[int, int]]: ...
+
+class CurvePoint:
+    peak_bytes: int
+    time_ns: int
+
+def plan_curve(problem: Problem, planner: str, points: int) -> list[CurvePoint]: ...
 
 class OpProgram:
     def __init__(

@@ -214,7 +214,7 @@ class MemoryPlan:
     def curve(self, points: int = 20) -> list[tuple[int, int]]:
         """Returns the peaks in bytes and times in nanoseconds of the best plans, smallest peak first."""
         curve = _C.plan_curve(self._step.shape(Rest()).problem, self.planner, points)
-        return [(peak + self._outside, time) for peak, time in curve]
+        return [(point.peak_bytes + self._outside, point.time_ns) for point in curve]
 
     def save(self, graph: str, schedule: str) -> None:
         """Writes the graph and the schedule to files that the command ``headroom`` reads."""

@@ -54,7 +54,7 @@ class Shape:
         store_all = _C.store_all(self.graph)
         simulation = _C.simulate(self.graph, store_all)
         self.store_all_bytes = simulation.peak_bytes
-        ops = [op for op, _ in store_all.steps()]
+        ops = [step.op for step in store_all.steps]
         rest_op = max(op for op, call in enumerate(self.call_of_op) if call == HANDS_ON)
         # Bytes in use after forward under store-all.
         self.held_bytes = simulation.after_bytes[ops.index(rest_op) - 1]
@@ -199,7 +199,7 @@ class Step:
         if not _C.is_valid(shape.graph, schedule):
             return None
         moments = _C.simulate(shape.graph, schedule).moment_bytes
-        middle = [op for op, _ in schedule.steps()].index(shape.rest_op)
+        middle = [step.op for step in schedule.steps].index(shape.rest_op)
         halves = (moments[:middle], moments[middle + 1 :])
         return tuple(max(half, default=self.input_bytes) - self.input_bytes for half in halves)
 

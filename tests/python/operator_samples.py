@@ -225,7 +225,7 @@ class Budgeted:
         """Returns the number of reruns in the plan of the first graph."""
         place = self.place()
         chosen = place.step.chosen[place]
-        runs = [op for op, _ in chosen.plan.schedule.steps() if op >= 0]
+        runs = [step.op for step in chosen.plan.schedule.steps if step.is_run]
         return len(runs) - len(set(runs))
 
 

@@ -179,21 +179,22 @@ def emit(joint: fx.GraphModule, step: KernelStep, schedule: _C.Schedule) -> tupl
             )
         forward_nodes.update(emission.graph.nodes)
 
-    steps = schedule.steps()
-    runs = Counter(op for op, _ in steps)
-    end = max((i for i, (op, _) in enumerate(steps) if op >= 0 and step.call_of_op[op] == HANDS_ON), default=-1) + 1
-    for position, (op, value) in enumerate(steps):
+    steps = schedule.steps
+    runs = Counter(one.op for one in steps)
+    hand_overs = [i for i, one in enumerate(steps) if one.is_run and step.call_of_op[one.op] == HANDS_ON]
+    end = max(hand_overs, default=-1) + 1
+    for position, one in enumerate(steps):
         if position == end:
             end_forward()
-        if op < 0:
-            emission.drop(nodes_in.get(value, ()))
-        elif step.call_of_op[op] >= 0:
-            call = fused.calls[step.call_of_op[op]]
-            emission.run(call.node, draws=call.draws, is_rerun=runs[op] > 1)
-            emission.drop(nodes_in.get(value, ()))
-        elif step.call_of_op[op] == HANDS_ON:
+        if not one.is_run:
+            emission.drop(nodes_in.get(one.value, ()))
+        elif step.call_of_op[one.op] >= 0:
+            call = fused.calls[step.call_of_op[one.op]]
+            emission.run(call.node, draws=call.draws, is_rerun=runs[one.op] > 1)
+            emission.drop(nodes_in.get(one.value, ()))
+        elif step.call_of_op[one.op] == HANDS_ON:
             for node in wanted:
-                if fused.value_of_tensor[fused.number[node]] in step.graph.op_inputs(op):
+                if fused.value_of_tensor[fused.number[node]] in step.graph.op_inputs(one.op):
                     handed_on[node] = emission.get(node)
     forward = [handed_on.get(result, result) for result in results[:count]]
     backward = [emission.get(result) if isinstance(result, fx.Node) else result for result in results[count:]]
