@@ -3,6 +3,7 @@
 #include "tests/support/random.h"
 
 using namespace headroom;
+using namespace headroom::internal;
 
 Graph medium_graph(uint64_t seed) {
   testing::Random random(seed);

@@ -88,6 +88,21 @@ struct PlannedStages {
   PlannedStep planned;
 };
 
+void bind_kept_memory(py::module_& module) {
+  /// Restores the memory that operators of this thread write inside the context.
+  py::class_<KeptMemory>(module, "KeptMemory")
+      .def(py::init<>())
+      .def(
+          "__enter__",
+          [](KeptMemory& memory) -> KeptMemory& {
+            memory.enter();
+            return memory;
+          },
+          py::return_value_policy::reference)
+      .def("__exit__", [](KeptMemory& memory, const py::args& error) { memory.exit(!error[0].is_none()); })
+      .def("has_read", &KeptMemory::has_read);
+}
+
 }  // namespace
 
 void bind_sequential(py::module_& module) {
@@ -138,18 +153,7 @@ void bind_sequential(py::module_& module) {
                });
              });
 
-  /// Restores the memory that operators of this thread write inside the context.
-  py::class_<KeptMemory>(module, "KeptMemory")
-      .def(py::init<>())
-      .def(
-          "__enter__",
-          [](KeptMemory& memory) -> KeptMemory& {
-            memory.enter();
-            return memory;
-          },
-          py::return_value_policy::reference)
-      .def("__exit__", [](KeptMemory& memory, const py::args& error) { memory.exit(!error[0].is_none()); })
-      .def("has_read", &KeptMemory::has_read);
+  bind_kept_memory(module);
 }
 
 }  // namespace headroom::internal
