@@ -84,8 +84,7 @@ TEST(VerifyPlacement, AcceptsTheExampleOfTheFormat) {
   Placement reordered = valid;
   std::ranges::reverse(reordered.offsets);
   EXPECT_EQ(verify_placement(graph, schedule, reordered), std::nullopt);
-  EXPECT_EQ(verify_placement(graph, {}, {}), "the schedule is invalid at step 0: 'loss' is an output of the step and is "
-                                             "not alive at its end");
+  EXPECT_EQ(verify_placement(graph, {}, {}), "the schedule is invalid at step 0: the step ends without its output, value 'loss'");
 }
 
 struct Fault {
@@ -138,8 +137,8 @@ INSTANTIATE_TEST_SUITE_P(
               "offsets[3] (the workspace of step 1): 'f2' has no workspace above 0"},
         Fault{"no value", [](Placement& p) { p.offsets[0].value = value_id(9); },
               "offsets[0]: the graph has no such value"}),
-    [](const auto& info) {
-      std::string name = info.param.name;
+    [](const auto& test) {
+      std::string name = test.param.name;
       std::erase(name, ' ');
       return name;
     });

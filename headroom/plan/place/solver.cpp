@@ -13,13 +13,15 @@
 namespace headroom::internal {
 namespace {
 
-/// The orders of first-fit, the best on most training steps first.
+/// The orders of first-fit.
 constexpr std::array<BlockKeys, 4> kFirstFitKeys = {{
+    {BlockKey::kSize, BlockKey::kSize, BlockKey::kSize},  // Equal sizes stay in order of time.
     {BlockKey::kTotal, BlockKey::kLength, BlockKey::kSize},
-    {BlockKey::kSize, BlockKey::kLength, BlockKey::kTotal},
     {BlockKey::kArea, BlockKey::kSize, BlockKey::kTotal},
     {BlockKey::kLength, BlockKey::kArea, BlockKey::kTotal},
 }};
+/// The order of which promotions change first: it is the best start on most training steps.
+constexpr int kFirstPromoted = 1;
 /// The orders of searches. The first three are those of MiniMalloc.
 constexpr std::array<BlockKeys, 8> kSearchKeys = {{
     {BlockKey::kTotal, BlockKey::kLength, BlockKey::kArea},
@@ -55,7 +57,7 @@ class Solver {
       first_fit_orders_[i] = orders_.sorted(kFirstFitKeys[i], 0, random_);
       place_first_fit(first_fit_orders_[i]);
     }
-    for (int promotions = 0, searches = 0; !is_done();) {
+    for (int promotions = kFirstPromoted, searches = 0; !is_done();) {
       const bool may_search = pair_count_ <= kMaxSearchPairs;
       if (may_search && search_work_ <= promotion_work_)
         search(searches++);
