@@ -43,8 +43,8 @@ class Calls {
     prints_json(plan);
     draws_chart(plan);
     plan->add_option("--out", arguments_.out, "write the schedule here");
-    CLI::Option* placed = plan->add_flag(
-        "--placed", arguments_.placed, "give every copy an address; the budget is for resident values and the arena");
+    CLI::Option* placed = plan->add_flag("--placed", arguments_.placed,
+                                         "give every copy an address; the budget is for resident values and the arena");
     takes_alignment(plan)->needs(placed);
     plan->add_option("--out-placement", arguments_.out_placement, "write the addresses here")->needs(placed);
   }

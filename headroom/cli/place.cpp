@@ -1,3 +1,5 @@
+#include "headroom/plan/place/place.h"
+
 #include <chrono>
 #include <iostream>
 
@@ -10,7 +12,6 @@
 #include "headroom/io/json.h"
 #include "headroom/io/read.h"
 #include "headroom/io/size.h"
-#include "headroom/plan/place/place.h"
 
 namespace headroom::cli {
 namespace {
@@ -49,8 +50,9 @@ ExitStatus run_place(const Arguments& arguments) {
   const Schedule schedule = read_schedule(read_file(arguments.schedule_file), arguments.schedule_file, graph);
   const Simulation simulation = simulate(graph, schedule);
   if (simulation.error) {
-    complain("headroom", arguments.schedule_file + ": the schedule is invalid at step " +
-                             std::to_string(simulation.error->step) + ": " + simulation.error->message,
+    complain("headroom",
+             arguments.schedule_file + ": the schedule is invalid at step " + std::to_string(simulation.error->step) +
+                 ": " + simulation.error->message,
              kNoPlan);
     return kNoPlan;
   }
@@ -59,8 +61,7 @@ ExitStatus run_place(const Arguments& arguments) {
     const Progress progress("placing");
     return internal::place(graph, schedule, {arguments.alignment, arguments.effort});
   }();
-  const double solve_ms =
-      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  const double solve_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   const int64_t peak_bytes = simulation.peak_bytes - graph.resident_bytes();
   const std::string text = arguments.json ? placement_json(result, peak_bytes, graph.resident_bytes(), solve_ms)
                                           : placement_text(graph, result, peak_bytes, solve_ms);

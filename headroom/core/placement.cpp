@@ -32,8 +32,7 @@ class PlacementCheck {
   std::optional<std::string> find_error() {
     if (const auto error = verify(graph_, schedule_))
       return "the schedule is invalid at step " + std::to_string(error->step) + ": " + error->message;
-    if (placement_.alignment < 1)
-      return "alignment must be at least 1, found " + std::to_string(placement_.alignment);
+    if (placement_.alignment < 1) return "alignment must be at least 1, found " + std::to_string(placement_.alignment);
     if (!index_entries()) return error_;
     for (size_t i = 0; i < schedule_.steps.size() && error_.empty(); ++i) {
       if (schedule_.steps[i].is_run())
@@ -128,9 +127,7 @@ class PlacementCheck {
   }
 
   /// Returns the entry of the copy that a run in place overwrites. Its address now belongs to the run's first output.
-  size_t take_over(ValueId overwritten) {
-    return std::exchange(copies_[current_.at(overwritten)].entry, kNoEntry);
-  }
+  size_t take_over(ValueId overwritten) { return std::exchange(copies_[current_.at(overwritten)].entry, kNoEntry); }
 
   void end_current(ValueId id) {
     copies_[current_.at(id)].is_current = false;
@@ -195,9 +192,9 @@ class PlacementCheck {
   std::map<Key, size_t> entries_;
   std::vector<int64_t> bytes_;  ///< By entry.
   std::vector<Copy> copies_;
-  std::vector<size_t> live_;             ///< Numbers of the copies that count.
-  std::map<ValueId, size_t> current_;    ///< The number of the current copy of each value.
-  std::map<int64_t, size_t> occupied_;   ///< By offset: the entry that is in the arena there.
+  std::vector<size_t> live_;            ///< Numbers of the copies that count.
+  std::map<ValueId, size_t> current_;   ///< The number of the current copy of each value.
+  std::map<int64_t, size_t> occupied_;  ///< By offset: the entry that is in the arena there.
   std::string error_;
 };
 

@@ -270,7 +270,6 @@ class StepReader {
 
  private:
   static std::string where(size_t position) { return "steps[" + std::to_string(position) + "]: "; }
-
   int32_t id(const Slot& slot, const std::vector<int32_t>& ids, const char* key, const char* kind,
              size_t position) const {
     const int32_t found = ids[static_cast<size_t>(slot.number)];
@@ -293,15 +292,14 @@ PlacedBuffer read_offset(const Document& document, const std::string& source, st
   const Slot& workspace = slots[offset_field::kWorkspace];
   if (workspace.present && workspace.number == 0) fail_at_source(source, where + "workspace must be true, found false");
   if (value.present == workspace.present)
-    fail_at_source(source, where + "must have exactly one of value and workspace, found " +
-                               (value.present ? "both" : "neither"));
-  PlacedBuffer buffer;
-  buffer.step = static_cast<size_t>(slots[offset_field::kStep].number);
-  buffer.offset = slots[offset_field::kOffset].number;
+    fail_at_source(
+        source, where + "must have exactly one of value and workspace, found " + (value.present ? "both" : "neither"));
+  PlacedBuffer buffer{static_cast<size_t>(slots[offset_field::kStep].number), {}, slots[offset_field::kOffset].number};
   if (workspace.present) return buffer;
   const int32_t id = values[static_cast<size_t>(value.number)];
   if (id == kNoId)
-    fail_at_source(source, where + "value names " + quote(document.string(value)) + ", which is not a value of the graph");
+    fail_at_source(source,
+                   where + "value names " + quote(document.string(value)) + ", which is not a value of the graph");
   buffer.value = static_cast<ValueId>(id);
   return buffer;
 }

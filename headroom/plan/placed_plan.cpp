@@ -107,8 +107,8 @@ class PlacedFront {
   FlatGraph flat_;
   std::shared_ptr<const AutoFront> front_;
   PlaceOptions options_;
-  std::vector<JudgedRuns> plans_;                      ///< Of all fronts; the peak ascends, the time descends.
-  std::vector<std::optional<Candidate>> candidates_;   ///< By plan: made when they are first asked for.
+  std::vector<JudgedRuns> plans_;                     ///< Of all fronts; the peak ascends, the time descends.
+  std::vector<std::optional<Candidate>> candidates_;  ///< By plan: made when they are first asked for.
 };
 
 void remove_plan(Plan& plan) {
@@ -119,8 +119,7 @@ void remove_plan(Plan& plan) {
   plan.result.status = PlanStatus::kNotFound;
 }
 
-PlacedPlan pick_from_front(Plan plan, const Problem& problem, const PlanRequest& request,
-                           const PlaceOptions& options) {
+PlacedPlan pick_from_front(Plan plan, const Problem& problem, const PlanRequest& request, const PlaceOptions& options) {
   if (!plan.result.schedule) return {std::move(plan), std::nullopt};
   PlacedFront front(problem, request.limits, options);
   std::optional<Candidate> found = front.find_within(*request.budget_bytes);
@@ -182,9 +181,8 @@ PlacedPlan make_placed_plan(const Planner& planner, const Problem& problem, cons
   const auto start = std::chrono::steady_clock::now();
   Plan plan = make_plan(planner, problem, request, options);
   const PlaceOptions place_options{alignment, request.limits.effort};
-  PlacedPlan placed = planner.has_front
-                          ? pick_from_front(std::move(plan), problem, request, place_options)
-                          : place_or_replan(std::move(plan), problem, request, options, place_options);
+  PlacedPlan placed = planner.has_front ? pick_from_front(std::move(plan), problem, request, place_options)
+                                        : place_or_replan(std::move(plan), problem, request, options, place_options);
   placed.plan.solve_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   return placed;
 }

@@ -46,9 +46,11 @@ Placement placement(const Graph& graph, const Schedule& schedule, int64_t arena_
 TEST(Buffers, ByHand) {
   const Builder builder = tiny(1);
   const Graph graph = builder.graph();
-  const std::vector<Buffer> expected = {
-      {builder.id("a"), 4, 0, 2},  // dropped in step 3
-      {builder.id("loss"), 4, 1, 5}, {builder.id("ga"), 4, 2, 4}, {std::nullopt, 1, 2, 2}, {builder.id("gw"), 2, 4, 5}};
+  const std::vector<Buffer> expected = {{builder.id("a"), 4, 0, 2},  // dropped in step 3
+                                        {builder.id("loss"), 4, 1, 5},
+                                        {builder.id("ga"), 4, 2, 4},
+                                        {std::nullopt, 1, 2, 2},
+                                        {builder.id("gw"), 2, 4, 5}};
   EXPECT_EQ(find_buffers(graph, steps(graph, kTinySteps)), expected);
   EXPECT_TRUE(find_buffers(graph, {}).empty());
 }
@@ -84,7 +86,8 @@ TEST(VerifyPlacement, AcceptsTheExampleOfTheFormat) {
   Placement reordered = valid;
   std::ranges::reverse(reordered.offsets);
   EXPECT_EQ(verify_placement(graph, schedule, reordered), std::nullopt);
-  EXPECT_EQ(verify_placement(graph, {}, {}), "the schedule is invalid at step 0: the step ends without its output, value 'loss'");
+  EXPECT_EQ(verify_placement(graph, {}, {}),
+            "the schedule is invalid at step 0: the step ends without its output, value 'loss'");
 }
 
 struct Fault {
@@ -108,12 +111,14 @@ TEST_P(VerifyPlacementFaults, AreFound) {
 INSTANTIATE_TEST_SUITE_P(
     All, VerifyPlacementFaults,
     ::testing::Values(
-        Fault{"overlap", [](Placement& p) { p.offsets[1].offset = 3; },
-              "offsets[0] ('a' of step 0) with 4 bytes at 0 and offsets[1] ('loss' of step 1) with 4 bytes at 3 overlap "
-              "in step 1"},
-        Fault{"workspace", [](Placement& p) { p.offsets[3].offset = 11; },
-              "offsets[2] ('ga' of step 2) with 4 bytes at 8 and offsets[3] (the workspace of step 2) with 1 bytes at 11 "
-              "overlap in step 2"},
+        Fault{
+            "overlap", [](Placement& p) { p.offsets[1].offset = 3; },
+            "offsets[0] ('a' of step 0) with 4 bytes at 0 and offsets[1] ('loss' of step 1) with 4 bytes at 3 overlap "
+            "in step 1"},
+        Fault{
+            "workspace", [](Placement& p) { p.offsets[3].offset = 11; },
+            "offsets[2] ('ga' of step 2) with 4 bytes at 8 and offsets[3] (the workspace of step 2) with 1 bytes at 11 "
+            "overlap in step 2"},
         Fault{"above", [](Placement& p) { p.arena_bytes = 12; },
               "offsets[3] (the workspace of step 2) with 1 bytes at 12 ends above the arena of 12 bytes"},
         Fault{"far", [](Placement& p) { p.offsets[4].offset = std::numeric_limits<int64_t>::max(); },
@@ -130,7 +135,8 @@ INSTANTIATE_TEST_SUITE_P(
               "offsets[2] ('ga' of step 2) and offsets[5] ('ga' of step 2) are for the same buffer"},
         Fault{"no step", [](Placement& p) { p.offsets[0].step = 6; },
               "offsets[0] ('a' of step 6): the schedule has 6 steps"},
-        Fault{"a drop", [](Placement& p) { p.offsets[0].step = 3; }, "offsets[0] ('a' of step 3): the step is not a run"},
+        Fault{"a drop", [](Placement& p) { p.offsets[0].step = 3; },
+              "offsets[0] ('a' of step 3): the step is not a run"},
         Fault{"not written", [](Placement& p) { p.offsets[0].step = 1; },
               "offsets[0] ('a' of step 1): 'f2' does not write this value"},
         Fault{"no workspace", [](Placement& p) { p.offsets[3].step = 1; },
@@ -156,7 +162,8 @@ TEST(VerifyPlacement, EntriesOfWhatHasNoAddress) {
   EXPECT_EQ(verify_placement(graph, schedule, planted),
             "offsets[1] ('b' of step 1): 'g' runs in place, so its first output has the address of 'a'");
   planted.offsets.back() = {0, builder.id("z"), 0};
-  EXPECT_EQ(verify_placement(graph, schedule, planted), "offsets[1] ('z' of step 0): a value of 0 bytes has no address");
+  EXPECT_EQ(verify_placement(graph, schedule, planted),
+            "offsets[1] ('z' of step 0): a value of 0 bytes has no address");
 }
 
 /// Returns random steps that break no rule, and then the ops of store-all that may run.
@@ -213,8 +220,10 @@ TEST(VerifyPlacement, AgreesWithBuffersOnRandomSchedules) {
         planted.offsets[i].offset = valid.arena_bytes;
         planted.offsets[k].offset = valid.arena_bytes;
         planted.arena_bytes += std::max(buffers[i].bytes, buffers[k].bytes);
-        const bool meet = buffers[i].first_step <= buffers[k].last_step && buffers[k].first_step <= buffers[i].last_step;
-        ASSERT_EQ(verify_placement(graph, schedule, planted).has_value(), meet) << "seed " << seed << ": " << k << ", " << i;
+        const bool meet =
+            buffers[i].first_step <= buffers[k].last_step && buffers[k].first_step <= buffers[i].last_step;
+        ASSERT_EQ(verify_placement(graph, schedule, planted).has_value(), meet)
+            << "seed " << seed << ": " << k << ", " << i;
       }
     }
     // The largest sum of what is live at once is the peak without resident values, but for workspaces below 0.

@@ -79,8 +79,10 @@ INSTANTIATE_TEST_SUITE_P(
                      "offsets[1]: offset must be an integer from 0 to 9223372036854775807, found 4.0"},
         BadPlacement{"negative", "\"offset\": 4", "\"offset\": -4",
                      "offsets[1]: offset must be an integer from 0 to 9223372036854775807, found -4"},
-        BadPlacement{"unknown", "\"offset\": 4", "\"offset\": 4, \"bytes\": 4", "offsets[1]: unknown key 'bytes', expected one of step, value, workspace, offset"},
-        BadPlacement{"duplicate", "\"offset\": 4", "\"offset\": 4, \"offset\": 4", "offsets[1]: key 'offset' is given twice"},
+        BadPlacement{"unknown", "\"offset\": 4", "\"offset\": 4, \"bytes\": 4",
+                     "offsets[1]: unknown key 'bytes', expected one of step, value, workspace, offset"},
+        BadPlacement{"duplicate", "\"offset\": 4", "\"offset\": 4, \"offset\": 4",
+                     "offsets[1]: key 'offset' is given twice"},
         BadPlacement{"missing", "\"step\": 1, \"value\"", "\"value\"", "offsets[1]: key 'step' is missing"}),
     [](const auto& test) { return std::string(test.param.name); });
 

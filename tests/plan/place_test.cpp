@@ -23,7 +23,8 @@ using headroom::testing::Random;
 std::string describe(const PlaceProblem& problem) {
   std::string text = "alignment " + std::to_string(problem.alignment);
   for (const Block& block : problem.blocks)
-    text += ", " + std::to_string(block.bytes) + " in " + std::to_string(block.first) + ".." + std::to_string(block.last);
+    text +=
+        ", " + std::to_string(block.bytes) + " in " + std::to_string(block.first) + ".." + std::to_string(block.last);
   return text;
 }
 
@@ -126,9 +127,9 @@ TEST(SolvePlacement, NoBlocks) {
 
 TEST(SolvePlacement, WhereTheLargestSumIsNotReached) {
   // At most 9 bytes are live at once, at times 2, 3, 5 and 6, where no byte is left over.
-  const PlaceProblem problem{{{3, 6, 6}, {1, 2, 5}, {1, 0, 1}, {3, 3, 6}, {3, 4, 7}, {4, 7, 7}, {2, 0, 0}, {4, 2, 2},
-                              {4, 0, 3}, {2, 5, 5}},
-                             1};
+  const PlaceProblem problem{
+      {{3, 6, 6}, {1, 2, 5}, {1, 0, 1}, {3, 3, 6}, {3, 4, 7}, {4, 7, 7}, {2, 0, 0}, {4, 2, 2}, {4, 0, 3}, {2, 5, 5}},
+      1};
   const PlaceSolution solution = solve_placement(problem);
   EXPECT_EQ(fault_of(problem, solution), "");
   EXPECT_EQ(Sections(problem).lower_bound_bytes, 9);

@@ -58,13 +58,13 @@ TEST(PlacedPlan, MoreMemoryIsNeverSlowerForAuto) {
 }
 
 TEST(PlacedPlan, MoreMemoryIsNeverSlowerOnLargerGraphs) {
-  for (uint64_t seed = 0; seed < 6; ++seed) {
+  for (uint64_t seed = 0; seed < 2; ++seed) {
     headroom::testing::Random random(seed);
     const Problem problem = make_problem(
         Graph(headroom::testing::random_graph(random, {.forward_ops = 25, .most_bytes = 100, .special = false})));
     const PlanLimits limits{.effort = Effort::kLow, .threads = 1};
     std::optional<int64_t> last_ns;
-    for (int64_t share = 30; share <= 103; ++share) {
+    for (int64_t share = 30; share <= 103; share += 3) {
       const int64_t budget_bytes = problem.base_peak_bytes * share / 100;
       const std::string where = "seed " + std::to_string(seed) + ", " + std::to_string(share) + " %";
       const PlacedPlan placed = make_placed_plan(default_planner(), problem, {budget_bytes, limits}, {}, 1);
@@ -84,11 +84,11 @@ TEST(PlacedPlan, AllPlannersKeepTheBudget) {
     const Problem problem = problem_of(seed);
     for (const Planner& planner : planners()) {
       for (const int64_t alignment : {1, 4}) {
-        const int64_t budget_bytes = problem.base_peak_bytes - static_cast<int64_t>(seed % 4) * problem.base_peak_bytes / 8;
+        const int64_t budget_bytes =
+            problem.base_peak_bytes - static_cast<int64_t>(seed % 4) * problem.base_peak_bytes / 8;
         const std::string where = "seed " + std::to_string(seed) + ", " + std::string(planner.name);
         try {
-          const PlacedPlan placed =
-              make_placed_plan(planner, problem, {budget_bytes, {.threads = 1}}, {}, alignment);
+          const PlacedPlan placed = make_placed_plan(planner, problem, {budget_bytes, {.threads = 1}}, {}, alignment);
           checked_time(problem, placed, budget_bytes, where);
           EXPECT_EQ(placed.plan.budget_bytes, budget_bytes) << where;
         } catch (const NotApplicable&) {

@@ -67,9 +67,8 @@ std::vector<int32_t> BlockOrders::sorted(const BlockKeys& keys, int64_t noise_pe
   }
   std::vector<int32_t> order(key_of.size());
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, [&](int32_t a, int32_t b) {
-    return key_of[static_cast<size_t>(a)] > key_of[static_cast<size_t>(b)];
-  });
+  std::ranges::stable_sort(
+      order, [&](int32_t a, int32_t b) { return key_of[static_cast<size_t>(a)] > key_of[static_cast<size_t>(b)]; });
   return order;
 }
 

@@ -10,8 +10,7 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 }  // namespace
 
-SectionSearch::SectionSearch(const Sections& sections)
-    : sections_(sections) {
+SectionSearch::SectionSearch(const Sections& sections) : sections_(sections) {
   const auto section_count = at(sections.section_count());
   members_begin_.assign(section_count + 1, 0);
   for (size_t b = 0; b < sections.bytes.size(); ++b)
@@ -128,7 +127,8 @@ bool SectionSearch::place(Node& node) {
   is_placed_[block] = 1;
   if (previous_[block] >= 0) next_[at(previous_[block])] = next_[block];
   if (next_[block] < sections_.block_count()) previous_[at(next_[block])] = previous_[block];
-  for (int32_t s = sections_.first[block]; s <= sections_.last[block]; ++s) rest_bytes_[at(s)] -= sections_.padded[block];
+  for (int32_t s = sections_.first[block]; s <= sections_.last[block]; ++s)
+    rest_bytes_[at(s)] -= sections_.padded[block];
   return raise_overlapped(node) && have_sections_room(node);
 }
 

@@ -58,8 +58,8 @@ class SectionSearch {
     Component component;
     int64_t min_offset;  ///< A block has at least this offset,
     int32_t min_rank;    ///< and at least this rank if it has this offset.
-    int32_t block;      ///< The placed block; kNone before the first.
-    bool is_covered;    ///< Whether some other block of the component overlaps the placed one.
+    int32_t block;       ///< The placed block; kNone before the first.
+    bool is_covered;     ///< Whether some other block of the component overlaps the placed one.
     size_t changes_begin;
     size_t components_begin;
     size_t next_component;  ///< The first of components_ that is not solved.
@@ -90,12 +90,12 @@ class SectionSearch {
 
   int64_t arena_bytes_ = 0;
   int64_t work_ = 0;
-  std::vector<int32_t> rank_;         ///< By block.
-  std::vector<int64_t> offset_;       ///< By block: its offset, or the smallest possible one before it is placed.
-  std::vector<uint8_t> is_placed_;    ///< By block.
-  std::vector<int32_t> next_;         ///< By block: the next one that is not placed.
-  std::vector<int32_t> previous_;     ///< By block: the previous one that is not placed.
-  std::vector<int64_t> rest_bytes_;   ///< By section: padded size of the blocks that are not placed.
+  std::vector<int32_t> rank_;        ///< By block.
+  std::vector<int64_t> offset_;      ///< By block: its offset, or the smallest possible one before it is placed.
+  std::vector<uint8_t> is_placed_;   ///< By block.
+  std::vector<int32_t> next_;        ///< By block: the next one that is not placed.
+  std::vector<int32_t> previous_;    ///< By block: the previous one that is not placed.
+  std::vector<int64_t> rest_bytes_;  ///< By section: padded size of the blocks that are not placed.
   /// By section: a block that was found to leave room for the others when it is the first of the section that is placed.
   std::vector<int32_t> witness_;
   std::vector<Node> nodes_;

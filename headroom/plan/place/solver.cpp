@@ -128,7 +128,8 @@ class Solver {
     if (!search_) search_.emplace(sections_);
     const auto r = static_cast<size_t>(round);
     const size_t cycle = r / kSearchKeys.size();
-    const int64_t noise_percent = cycle % 2 == 0 ? 0 : std::min<int64_t>(4 * static_cast<int64_t>(cycle), params_.most_noise_percent);
+    const int64_t noise_percent =
+        cycle % 2 == 0 ? 0 : std::min<int64_t>(4 * static_cast<int64_t>(cycle), params_.most_noise_percent);
     const std::vector<int32_t> order = orders_.sorted(kSearchKeys[r % kSearchKeys.size()], noise_percent, random_);
     const int64_t block_count = sections_.block_count();
     const int64_t descent_work = block_count * (block_count + sections_.section_count());
