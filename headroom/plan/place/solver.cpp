@@ -33,8 +33,20 @@ constexpr std::array<BlockKeys, 8> kSearchKeys = {{
     {BlockKey::kTotal, BlockKey::kSize, BlockKey::kArea},
     {BlockKey::kSize, BlockKey::kTotal, BlockKey::kArea},
 }};
-/// Parts of the gap between the smallest arena that is not excluded and the best one, where searches look in turn.
-constexpr std::array<int64_t, 4> kGapDivisors = {0, 2, 0, 8};
+/// Where searches look in turn, as divisors of the gap between the smallest arena that is not excluded and the best one;
+/// 0 is the smallest arena. A wide gap is first made narrow.
+using GapDivisors = std::array<int64_t, 4>;
+constexpr GapDivisors kWideGapDivisors = {2, 2, 4, 2};
+constexpr GapDivisors kNarrowGapDivisors = {0, 2, 0, 0};
+constexpr GapDivisors kLateGapDivisors = {2, 0, 0, 0};
+/// A gap is wide above this part of the arena.
+constexpr int64_t kWideGapParts = 64;
+/// The number of times that every order was tried from which on searches look at the smallest arena for the most part.
+constexpr size_t kLateCycle = 4;
+/// The number of times that every order is tried before searches get twice the work.
+constexpr size_t kCyclesPerDoubling = 2;
+/// One in so many times, an order is tried without noise.
+constexpr size_t kCyclesPerNoNoise = 4;
 /// The part of the gap, in percent, by which the target of promotions is below the best arena.
 constexpr int64_t kTargetPercent = 30;
 /// Number of pairs of a block and its section above which there are no searches, because their lists take too much memory.
@@ -59,7 +71,7 @@ class Solver {
     }
     for (int promotions = kFirstPromoted, searches = 0; !is_done();) {
       const bool may_search = pair_count_ <= kMaxSearchPairs;
-      if (may_search && search_work_ <= promotion_work_)
+      if (may_search && search_work_ <= params_.searches_per_promotion * promotion_work_)
         search(searches++);
       else
         promote(first_fit_orders_[static_cast<size_t>(promotions++) % kFirstFitKeys.size()]);
@@ -124,22 +136,36 @@ class Solver {
     return factor * part / whole;
   }
 
+  /// Returns the arena that a search looks for: at least the goal, and below the best one.
+  int64_t aim_of(size_t turn, size_t cycle) const {
+    const int64_t gap_bytes = arena_bytes_ - 1 - goal_bytes();
+    const bool is_wide = gap_bytes > goal_bytes() / kWideGapParts;
+    const GapDivisors& divisors = cycle >= kLateCycle ? kLateGapDivisors
+                                  : is_wide           ? kWideGapDivisors
+                                                      : kNarrowGapDivisors;
+    const int64_t divisor = divisors[turn % divisors.size()];
+    return goal_bytes() + (divisor == 0 ? 0 : gap_bytes / divisor);
+  }
+
+  int64_t search_work_limit(size_t cycle) const {
+    const int64_t block_count = sections_.block_count();
+    const int64_t descent_work = block_count * (block_count + sections_.section_count());
+    const int64_t first_work = params_.least_search_work + params_.descents_per_search * descent_work;
+    const size_t doublings = cycle / kCyclesPerDoubling;
+    const int64_t work_left = most_work_ - work();
+    return (work_left >> doublings) > first_work ? first_work << doublings : work_left;
+  }
+
   void search(int round) {
     if (!search_) search_.emplace(sections_);
     const auto r = static_cast<size_t>(round);
     const size_t cycle = r / kSearchKeys.size();
     const int64_t noise_percent =
-        cycle % 2 == 0 ? 0 : std::min<int64_t>(4 * static_cast<int64_t>(cycle), params_.most_noise_percent);
+        cycle % kCyclesPerNoNoise == 0 ? 0 : 2 + static_cast<int64_t>(4 * cycle) % params_.most_noise_percent;
     const std::vector<int32_t> order = orders_.sorted(kSearchKeys[r % kSearchKeys.size()], noise_percent, random_);
+    const int64_t aim_bytes = aim_of(r + cycle, cycle);
     const int64_t block_count = sections_.block_count();
-    const int64_t descent_work = block_count * (block_count + sections_.section_count());
-    const int64_t first_work = params_.least_search_work + params_.descents_per_search * descent_work;
-    const int64_t work_left = most_work_ - work();
-    const int64_t most_work = (work_left >> cycle) > first_work ? first_work << cycle : work_left;
-    const int64_t divisor = kGapDivisors[(r + cycle) % kGapDivisors.size()];
-    const int64_t gap_bytes = arena_bytes_ - 1 - goal_bytes();
-    const int64_t aim_bytes = goal_bytes() + (divisor == 0 ? 0 : gap_bytes / divisor);
-    const SectionSearch::Outcome outcome = search_->run(aim_bytes, ranks_of(order), most_work);
+    const SectionSearch::Outcome outcome = search_->run(aim_bytes, ranks_of(order), search_work_limit(cycle));
     search_work_ += search_->work() + block_count;
     if (outcome == SectionSearch::Outcome::kFits) {
       int64_t arena_bytes = 0;

@@ -9,13 +9,22 @@ namespace headroom::internal {
 /// What the solver may do. Work counts pairs of blocks, and blocks and sections of a search, that are looked at; 300,000 of
 /// them take about a millisecond.
 struct PlaceParams {
-  int64_t work_per_block = 8'000;      ///< Work for every block of the problem, on top of the next one.
-  int64_t least_work = 1'500'000;      ///< Work for a problem of any size: a small one can be hard.
-  int64_t enough_bytes = 0;            ///< An arena of this size need not be made smaller.
-  int promotions_per_round = 10;       ///< First-fit placements of a round, each with the promotions of the one before.
-  int64_t descents_per_search = 3;     ///< Work of a search, in the work to place all blocks once without a dead end,
-  int64_t least_search_work = 20'000;  ///< and on top of that.
-  int most_noise_percent = 16;         ///< The most by which the keys of an order are changed.
+  /// Work for every block of the problem, on top of the next one.
+  int64_t work_per_block = 8'000;
+  /// Work for a problem of any size: a small one can be hard.
+  int64_t least_work = 1'500'000;
+  /// An arena of this size need not be made smaller.
+  int64_t enough_bytes = 0;
+  /// First-fit placements of a round, each with the promotions of the one before.
+  int promotions_per_round = 10;
+  /// Work of searches for one unit of work of promotions.
+  int64_t searches_per_promotion = 3;
+  /// Work of one of the first searches, in the work to place all blocks once without a dead end,
+  int64_t descents_per_search = 2;
+  /// and on top of that.
+  int64_t least_search_work = 20'000;
+  /// The most by which the keys of a search's order are changed.
+  int64_t most_noise_percent = 20;
 };
 
 /// Places blocks in a small arena. Returns a valid placement, whatever the work, and whether it is proved that no arena
