@@ -114,9 +114,9 @@ TEST(SectionSearch, ProvesThatNothingFits) {
   const Sections sections(problem);
   SectionSearch search(sections);
   const std::vector<int32_t> ranks{0, 1, 2, 3, 4};
-  EXPECT_EQ(search.run(5, ranks, 1000), SectionSearch::Outcome::kFits);
-  EXPECT_EQ(search.run(4, ranks, 1000), SectionSearch::Outcome::kDoesNotFit);
-  EXPECT_EQ(search.run(5, ranks, 0), SectionSearch::Outcome::kLimit);
+  EXPECT_EQ(search.run(5, ranks, 1000, false), SectionSearch::Outcome::kFits);
+  EXPECT_EQ(search.run(4, ranks, 1000, false), SectionSearch::Outcome::kDoesNotFit);
+  EXPECT_EQ(search.run(5, ranks, 0, true), SectionSearch::Outcome::kNotFound);
 }
 
 TEST(SolvePlacement, NoBlocks) {

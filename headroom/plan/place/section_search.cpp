@@ -43,20 +43,24 @@ void SectionSearch::reset(int64_t arena_bytes, std::span<const int32_t> ranks) {
   changes_.clear();
 }
 
-SectionSearch::Outcome SectionSearch::run(int64_t arena_bytes, std::span<const int32_t> ranks, int64_t max_work) {
+SectionSearch::Outcome SectionSearch::run(int64_t arena_bytes, std::span<const int32_t> ranks, int64_t max_work,
+                                          bool may_jump) {
   reset(arena_bytes, ranks);
+  may_jump_ = may_jump;
+  has_jumped_ = false;
   if (arena_bytes < sections_.lower_bound_bytes) return Outcome::kDoesNotFit;
   if (sections_.block_count() == 0) return Outcome::kFits;
   // The root places nothing: its components are those of all blocks.
   const Component all{0, sections_.block_count() - 1, sections_.section_count() - 1, 0, kNone};
-  nodes_.push_back({all, 0, 0, kNone, true, 0, 0, 0});
+  nodes_.push_back({.component = all, .min_offset = 0, .min_rank = 0});
   split(nodes_.back(), 0, 0);
-  return search(max_work);
+  const Outcome outcome = search(max_work);
+  return outcome == Outcome::kDoesNotFit && has_jumped_ ? Outcome::kNotFound : outcome;
 }
 
 SectionSearch::Outcome SectionSearch::search(int64_t max_work) {
   while (true) {
-    if (work_ > max_work) return Outcome::kLimit;
+    if (work_ > max_work) return Outcome::kNotFound;
     Node& node = nodes_.back();
     if (node.next_component == components_.size()) {
       if (nodes_.size() == 1) return Outcome::kFits;
@@ -70,16 +74,22 @@ SectionSearch::Outcome SectionSearch::search(int64_t max_work) {
     else
       open(component, offset_[at(node.block)], rank_[at(node.block)] + 1);
     while (!place_next(nodes_.back())) {
+      const Conflict conflict = nodes_.back().conflict;
       nodes_.pop_back();
+      nodes_.back().last_conflict = conflict;
       if (nodes_.size() == 1) return Outcome::kDoesNotFit;
-      if (work_ > max_work) return Outcome::kLimit;
+      if (work_ > max_work) return Outcome::kNotFound;
     }
   }
 }
 
 void SectionSearch::open(const Component& component, int64_t min_offset, int32_t min_rank) {
-  nodes_.push_back(
-      {component, min_offset, min_rank, kNone, true, changes_.size(), components_.size(), components_.size()});
+  nodes_.push_back({.component = component,
+                    .min_offset = min_offset,
+                    .min_rank = min_rank,
+                    .changes_begin = changes_.size(),
+                    .components_begin = components_.size(),
+                    .next_component = components_.size()});
 }
 
 /// Takes back the placed block of a node and places the next one. Returns false where there is none.
@@ -88,20 +98,36 @@ bool SectionSearch::place_next(Node& node) {
     if (node.block == kNone) {
       node.block = node.component.candidate;
     } else {
-      undo(node.changes_begin);
-      components_.resize(node.components_begin);
-      node.next_component = node.components_begin;
-      if (!node.is_covered) return false;
+      if (!take_back(node)) return false;
       node.min_offset = offset_[at(node.block)];
       node.min_rank = rank_[at(node.block)] + 1;
       node.block = find_candidate(node);
     }
-    if (node.block == kNone) return false;
+    if (node.block == kNone) {
+      const int32_t first = sections_.first[at(node.component.first_block)];
+      if (node.conflict.last < 0) node.conflict.add(first, node.component.last_section);
+      return false;
+    }
     if (place(node)) {
       split(node, offset_[at(node.block)], rank_[at(node.block)] + 1);
       return true;
     }
   }
+}
+
+/// Takes back the placed block of a node. Returns false where no other block needs to be tried.
+bool SectionSearch::take_back(Node& node) {
+  undo(node.changes_begin);
+  components_.resize(node.components_begin);
+  node.next_component = node.components_begin;
+  const Conflict last = node.last_conflict;
+  if (may_jump_ && (last.first > sections_.last[at(node.block)] || last.last < sections_.first[at(node.block)])) {
+    has_jumped_ = true;
+    node.conflict = last;
+    return false;
+  }
+  node.conflict.add(last.first, last.last);
+  return node.is_covered;
 }
 
 bool SectionSearch::comes_before(int32_t a, int32_t b) const {
@@ -144,25 +170,39 @@ bool SectionSearch::raise_overlapped(Node& node) {
     if (sections_.last[at(b)] < sections_.first[placed]) continue;
     node.is_covered = true;
     if (offset_[at(b)] >= end_bytes) continue;
-    if (end_bytes + sections_.bytes[at(b)] > arena_bytes_) return false;
+    if (end_bytes + sections_.bytes[at(b)] > arena_bytes_) {
+      node.last_conflict = {sections_.first[at(b)], sections_.last[at(b)]};
+      return false;
+    }
     changes_.push_back({b, offset_[at(b)]});
     offset_[at(b)] = end_bytes;
   }
   return true;
 }
 
-bool SectionSearch::have_sections_room(const Node& node) {
+bool SectionSearch::have_sections_room(Node& node) {
   const int32_t begin = sections_.first[at(node.component.first_block)];
   const int64_t offset = offset_[at(node.block)];
   work_ += node.component.last_section - begin + 1;
   for (int32_t s = begin; s <= node.component.last_section; ++s) {
     if (rest_bytes_[at(s)] == 0) continue;
     const int64_t most_bytes = arena_bytes_ + sections_.padding_bytes[at(s)] - rest_bytes_[at(s)];
-    if (offset > most_bytes) return false;
+    if (offset > most_bytes) return fail_in(node, s);
     const auto witness = at(witness_[at(s)]);
-    if ((is_placed_[witness] != 0 || offset_[witness] > most_bytes) && !find_witness(s, most_bytes)) return false;
+    if ((is_placed_[witness] != 0 || offset_[witness] > most_bytes) && !find_witness(s, most_bytes))
+      return fail_in(node, s);
   }
   return true;
+}
+
+/// Notes the blocks that lack room in a section. Returns false.
+bool SectionSearch::fail_in(Node& node, int32_t section) const {
+  node.last_conflict = {};
+  for (size_t i = members_begin_[at(section)]; i < members_begin_[at(section) + 1]; ++i) {
+    const auto block = at(members_[i]);
+    if (is_placed_[block] == 0) node.last_conflict.add(sections_.first[block], sections_.last[block]);
+  }
+  return false;
 }
 
 /// Looks for a block of a section that is not placed and can have an offset of at most `most_bytes`.

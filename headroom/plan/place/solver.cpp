@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -41,10 +42,12 @@ constexpr GapDivisors kNarrowGapDivisors = {0, 2, 0, 0};
 constexpr GapDivisors kLateGapDivisors = {2, 0, 0, 0};
 /// A gap is wide above this part of the arena.
 constexpr int64_t kWideGapParts = 64;
-/// The number of times that every order was tried from which on searches look at the smallest arena for the most part.
+/// The number of times that every order was tried from which on there are no more promotions, and searches look at the
+/// smallest arena for the most part.
 constexpr size_t kLateCycle = 4;
-/// The number of times that every order is tried before searches get twice the work.
-constexpr size_t kCyclesPerDoubling = 2;
+/// By how many percent the noise grows with every time that every order is tried, up to the most, from where it starts
+/// again.
+constexpr size_t kNoiseStep = 11;
 /// One in so many times, an order is tried without noise.
 constexpr size_t kCyclesPerNoNoise = 4;
 /// The part of the gap, in percent, by which the target of promotions is below the best arena.
@@ -71,7 +74,8 @@ class Solver {
     }
     for (int promotions = kFirstPromoted, searches = 0; !is_done();) {
       const bool may_search = pair_count_ <= kMaxSearchPairs;
-      if (may_search && search_work_ <= params_.searches_per_promotion * promotion_work_)
+      const bool is_late = static_cast<size_t>(searches) >= kLateCycle * kSearchKeys.size();
+      if (may_search && (is_late || search_work_ <= params_.searches_per_promotion * promotion_work_))
         search(searches++);
       else
         promote(first_fit_orders_[static_cast<size_t>(promotions++) % kFirstFitKeys.size()]);
@@ -151,7 +155,8 @@ class Solver {
     const int64_t block_count = sections_.block_count();
     const int64_t descent_work = block_count * (block_count + sections_.section_count());
     const int64_t first_work = params_.least_search_work + params_.descents_per_search * descent_work;
-    const size_t doublings = cycle / kCyclesPerDoubling;
+    // Every second time twice the first work, every fourth time four times as much, and so on.
+    const auto doublings = static_cast<unsigned>(std::countr_zero(cycle + 1));
     const int64_t work_left = most_work_ - work();
     return (work_left >> doublings) > first_work ? first_work << doublings : work_left;
   }
@@ -160,12 +165,20 @@ class Solver {
     if (!search_) search_.emplace(sections_);
     const auto r = static_cast<size_t>(round);
     const size_t cycle = r / kSearchKeys.size();
+    const bool has_noise = cycle > 0 && (cycle + 1) % kCyclesPerNoNoise != 0;
     const int64_t noise_percent =
-        cycle % kCyclesPerNoNoise == 0 ? 0 : 2 + static_cast<int64_t>(4 * cycle) % params_.most_noise_percent;
+        has_noise ? 2 + static_cast<int64_t>(kNoiseStep * cycle) % params_.most_noise_percent : 0;
     const std::vector<int32_t> order = orders_.sorted(kSearchKeys[r % kSearchKeys.size()], noise_percent, random_);
     const int64_t aim_bytes = aim_of(r + cycle, cycle);
     const int64_t block_count = sections_.block_count();
-    const SectionSearch::Outcome outcome = search_->run(aim_bytes, ranks_of(order), search_work_limit(cycle));
+    const int64_t most_work = search_work_limit(cycle);
+    const std::vector<int32_t> ranks = ranks_of(order);
+    SectionSearch::Outcome outcome = search_->run(aim_bytes, ranks, most_work, true);
+    if (outcome == SectionSearch::Outcome::kNotFound && search_->work() <= most_work) {
+      // It has ended before the limit, with jumps: without them it may be a proof.
+      search_work_ += search_->work();
+      outcome = search_->run(aim_bytes, ranks, most_work, false);
+    }
     search_work_ += search_->work() + block_count;
     if (outcome == SectionSearch::Outcome::kFits) {
       int64_t arena_bytes = 0;

@@ -24,7 +24,7 @@ struct PlaceParams {
   /// and on top of that.
   int64_t least_search_work = 20'000;
   /// The most by which the keys of a search's order are changed.
-  int64_t most_noise_percent = 20;
+  int64_t most_noise_percent = 60;
 };
 
 /// Places blocks in a small arena. Returns a valid placement, whatever the work, and whether it is proved that no arena
