@@ -39,7 +39,7 @@ constexpr std::array<BlockKeys, 8> kSearchKeys = {{
 using GapDivisors = std::array<int64_t, 4>;
 constexpr GapDivisors kWideGapDivisors = {2, 2, 4, 2};
 constexpr GapDivisors kNarrowGapDivisors = {0, 2, 0, 0};
-constexpr GapDivisors kLateGapDivisors = {2, 0, 0, 0};
+constexpr GapDivisors kLateGapDivisors = {8, 0, 0, 0};
 /// A gap is wide above this part of the arena.
 constexpr int64_t kWideGapParts = 64;
 /// The number of times that every order was tried from which on there are no more promotions, and searches look at the
@@ -48,8 +48,9 @@ constexpr size_t kLateCycle = 4;
 /// By how many percent the noise grows with every time that every order is tried, up to the most, from where it starts
 /// again.
 constexpr size_t kNoiseStep = 11;
-/// One in so many times, an order is tried without noise.
-constexpr size_t kCyclesPerNoNoise = 4;
+/// Searches with noise get at most 2^4 times the work of the first ones, and from kLateCycle on at least 2^2 times.
+constexpr int kMostDoublings = 4;
+constexpr int kLateDoublings = 2;
 /// The part of the gap, in percent, by which the target of promotions is below the best arena.
 constexpr int64_t kTargetPercent = 30;
 /// Number of pairs of a block and its section above which there are no searches, because their lists take too much memory.
@@ -156,7 +157,9 @@ class Solver {
     const int64_t descent_work = block_count * (block_count + sections_.section_count());
     const int64_t first_work = params_.least_search_work + params_.descents_per_search * descent_work;
     // Every second time twice the first work, every fourth time four times as much, and so on.
-    const auto doublings = static_cast<unsigned>(std::countr_zero(cycle + 1));
+    int doublings = std::countr_zero(cycle + 1);
+    if (!std::has_single_bit(cycle + 1))
+      doublings = std::min(doublings + (cycle >= kLateCycle ? kLateDoublings : 0), kMostDoublings);
     const int64_t work_left = most_work_ - work();
     return (work_left >> doublings) > first_work ? first_work << doublings : work_left;
   }
@@ -165,7 +168,7 @@ class Solver {
     if (!search_) search_.emplace(sections_);
     const auto r = static_cast<size_t>(round);
     const size_t cycle = r / kSearchKeys.size();
-    const bool has_noise = cycle > 0 && (cycle + 1) % kCyclesPerNoNoise != 0;
+    const bool has_noise = !std::has_single_bit(cycle + 1);
     const int64_t noise_percent =
         has_noise ? 2 + static_cast<int64_t>(kNoiseStep * cycle) % params_.most_noise_percent : 0;
     const std::vector<int32_t> order = orders_.sorted(kSearchKeys[r % kSearchKeys.size()], noise_percent, random_);
@@ -173,8 +176,8 @@ class Solver {
     const int64_t block_count = sections_.block_count();
     const int64_t most_work = search_work_limit(cycle);
     const std::vector<int32_t> ranks = ranks_of(order);
-    SectionSearch::Outcome outcome = search_->run(aim_bytes, ranks, most_work, true);
-    if (outcome == SectionSearch::Outcome::kNotFound && search_->work() <= most_work) {
+    SectionSearch::Outcome outcome = search_->run(aim_bytes, ranks, most_work, has_noise);
+    if (has_noise && outcome == SectionSearch::Outcome::kNotFound && search_->work() <= most_work) {
       // It has ended before the limit, with jumps: without them it may be a proof.
       search_work_ += search_->work();
       outcome = search_->run(aim_bytes, ranks, most_work, false);
