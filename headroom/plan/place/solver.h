@@ -35,7 +35,9 @@ struct PlaceParams {
 ///    further the higher they end, and first-fit places all blocks again ("squeaky wheel" optimisation, Joslin and
 ///    Clements, 1999). The target is a little below the best arena so far.
 /// 3. *Searches.* SectionSearch with the smallest arena that is not excluded, and with larger ones below the best so
-///    far. Every search has an order of its own, with noise, and a limit of work, which grows from round to round.
+///    far. Every search has an order of its own, with noise, and jumps. One that ends without a placement before its
+///    limit of work is repeated without jumps, as a proof. Limits follow the sequence of Luby, Sinclair and Zuckerman
+///    (1993): every second time twice the first one, every fourth time four times as much, and so on.
 ///
 /// Steps 2 and 3 alternate until the arena is as small as its lower bound, or as params.enough_bytes, or the work is
 /// spent. The lower bound is that of Sections, and above it where a search proves that an arena is too small. The result
