@@ -54,9 +54,10 @@ bench:  ## compile and run the benchmarks (INSTANCES=FOLDER: with more graphs fo
 	build/headroom-train gpt-tiny $(CHAIN_OF)/gpt-tiny.json
 	python3 examples/make_networks.py --out-dir build/networks
 	for layers in 12 24 48 96; do python3 examples/make_networks.py --out-dir build/blocks --layers $$layers gpt2 llama; done
-	for bench in build/benchmarks/*_bench; do [[ $$bench == */auto_bench ]] || $$bench; done
+	for bench in build/benchmarks/*_bench; do [[ $$bench == */auto_bench || $$bench == */place_bench ]] || $$bench; done
 	build/benchmarks/auto_bench --time build/networks build/blocks
 	build/benchmarks/auto_bench examples build/networks build/graphs build/chains $(INSTANCES)
+	build/benchmarks/place_bench examples build/networks build/graphs build/chains $(INSTANCES)
 
 wheel: $(REPORT)  ## build a wheel of the Python package in build/wheels, and try it in an empty environment
 	tools/setup.sh wheel torch

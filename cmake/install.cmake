@@ -10,6 +10,7 @@ set(public_headers
   core/error.h
   core/graph.h
   core/ids.h
+  core/placement.h
   core/schedule.h
   core/simulate.h
   io/file.h

@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # Blocks of other commands, such as `build/headroom-train`, show times that no one can repeat; BLOCK leaves them out.
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# A line that ends with how long planning took, in the table of `plan` and in that of `compare`.
-SOLVED = re.compile(r"planned in |[a-z-]+ +(optimal|feasible|infeasible|not-found|timeout) ")
+# A line that ends with how long planning or placing took, in the tables of `plan`, `place` and `compare`.
+SOLVED = re.compile(r"planned in |placed in |[a-z-]+ +(optimal|feasible|infeasible|not-found|timeout) ")
 BLOCK = re.compile(r"^```\n(\$ build/headroom .*?\n)```$", re.MULTILINE | re.DOTALL)
 
 

@@ -12,6 +12,7 @@
 #include "headroom/io/json.h"
 #include "headroom/io/read.h"
 #include "headroom/io/size.h"
+#include "headroom/plan/placed_plan.h"
 
 namespace headroom::internal::cli {
 
@@ -43,7 +44,8 @@ std::string milliseconds(double ms) {
   return text.substr(0, text.find('.') + 3) + " ms";
 }
 
-std::string plan_table(const Problem& problem, const Plan& plan) {
+std::string plan_table(const Problem& problem, const internal::PlacedPlan& placed) {
+  const Plan& plan = placed.plan;
   std::vector<std::vector<std::string>> rows = {
       {"planner", std::string(plan.planner->name)},
       {"status", std::string(name_of(plan.result.status))},
@@ -52,6 +54,9 @@ std::string plan_table(const Problem& problem, const Plan& plan) {
   if (plan.peak_bytes) {
     rows.push_back({"peak", format_bytes(*plan.peak_bytes) + ", " + share(*plan.peak_bytes, problem.base_peak_bytes) +
                                 " of store-all"});
+    if (placed.placement)
+      rows.push_back({"arena", format_bytes(placed.placement->arena_bytes) + ", beside " +
+                                   format_bytes(problem.graph.resident_bytes()) + " of resident values"});
     rows.push_back({"time", format_ns(*plan.time_ns) + " " + change(*plan.time_ns, problem.base_time_ns)});
   }
   rows.push_back({"lower bound", format_ns(plan.result.lower_bound_ns) + ", for plans in base order"});
@@ -85,17 +90,27 @@ ExitStatus run_plan(const Arguments& arguments) {
   const Problem problem = load_problem(arguments);
   PlanRequest request{std::nullopt, limits_of(arguments)};
   if (arguments.budget) request.budget_bytes = parse_budget(*arguments.budget, problem.base_peak_bytes);
-  const Plan plan = [&] {
+  const internal::PlacedPlan placed = [&] {
     const Progress progress("planning");
-    return make_plan(planner, problem, request, arguments.options);
+    if (arguments.placed)
+      return internal::make_placed_plan(planner, problem, request, arguments.options, arguments.alignment);
+    return internal::PlacedPlan{make_plan(planner, problem, request, arguments.options), std::nullopt};
   }();
+  const Plan& plan = placed.plan;
   // Everything that can run out of memory comes before the first byte of output.
-  std::string text = arguments.json ? to_json(plan).dump() + "\n" : headline(problem) + plan_table(problem, plan);
+  std::string text = headline(problem) + plan_table(problem, placed);
+  if (arguments.json) {
+    Json json = to_json(plan);
+    if (arguments.placed) json["arena_bytes"] = placed.placement ? Json(placed.placement->arena_bytes) : Json(nullptr);
+    text = json.dump() + "\n";
+  }
   if (plan.result.schedule && arguments.chart && !arguments.json)
     text += "\n" + memory_chart(problem.graph, *plan.result.schedule, simulate(problem.graph, *plan.result.schedule),
                                 plan.budget_bytes, ChartStyle::of_terminal());
   if (plan.result.schedule && arguments.out)
     write_file_atomically(*arguments.out, write_json(problem.graph, *plan.result.schedule));
+  if (placed.placement && arguments.out_placement)
+    write_file_atomically(*arguments.out_placement, write_json(problem.graph, *placed.placement));
   std::cout << text;
   return plan.result.schedule || arguments.json ? kDone : kNoPlan;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,7 +17,10 @@ struct Arguments : PlanArguments {
   int points = 20;
   bool json = false;
   bool chart = true;
+  bool placed = false;  ///< whether the budget is for resident values and the arena together
+  int64_t alignment = 1;
   std::optional<std::string> out;
+  std::optional<std::string> out_placement;
   std::optional<std::string> trace;
   std::optional<std::string> measured;
   std::optional<std::string> named_planner;  ///< planner of the given schedule
@@ -28,6 +32,7 @@ Problem load_problem(const Arguments& arguments);
 /// The calls of docs/formats.md. Each prints its result to standard output and throws InvalidInput for bad input.
 ExitStatus run_plan(const Arguments& arguments);
 ExitStatus run_simulate(const Arguments& arguments);
+ExitStatus run_place(const Arguments& arguments);
 ExitStatus run_compare(const Arguments& arguments);
 ExitStatus run_curve(const Arguments& arguments);
 ExitStatus run_planners(const Arguments& arguments);

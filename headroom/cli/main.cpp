@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
+#include <limits>
 #include <new>
 
 #include "headroom/cli/commands.h"
@@ -22,6 +23,7 @@ class Calls {
     app_.require_subcommand(1);
     define_plan();
     define_simulate();
+    define_place();
     define_compare();
     define_curve();
     prints_json(call("planners", "list the planners: what each takes and minimises, and its paper", run_planners));
@@ -41,6 +43,10 @@ class Calls {
     prints_json(plan);
     draws_chart(plan);
     plan->add_option("--out", arguments_.out, "write the schedule here");
+    CLI::Option* placed = plan->add_flag("--placed", arguments_.placed,
+                                         "give every copy an address; the budget is for resident values and the arena");
+    takes_alignment(plan)->needs(placed);
+    plan->add_option("--out-placement", arguments_.out_placement, "write the addresses here")->needs(placed);
   }
 
   void define_simulate() {
@@ -50,6 +56,16 @@ class Calls {
     prints_json(simulate);
     draws_chart(simulate);
     simulate->add_option("--trace", arguments_.trace, "write a Chrome/Perfetto trace here");
+  }
+
+  void define_place() {
+    CLI::App* place = call("place", "compute addresses for a schedule, in one arena", run_place);
+    takes_file(place);
+    takes_schedule(place);
+    takes_alignment(place);
+    add_limits(*place, arguments_);
+    prints_json(place);
+    place->add_option("--out", arguments_.out, "write the addresses here");
   }
 
   void define_compare() {
@@ -103,6 +119,10 @@ class Calls {
   }
   void takes_schedule(CLI::App* command) {
     command->add_option("SCHEDULE", arguments_.schedule_file, "schedule file, JSON or text")->required();
+  }
+  CLI::Option* takes_alignment(CLI::App* command) {
+    return command->add_option("--alignment", arguments_.alignment, "every address is a multiple of this (1)")
+        ->check(whole_number(1, std::numeric_limits<int64_t>::max()));
   }
   void prints_json(CLI::App* command) { command->add_flag("--json", arguments_.json, "print JSON instead of text"); }
   void draws_chart(CLI::App* command) {

@@ -15,6 +15,7 @@ namespace {
 constexpr std::string_view kGraphFormat = "headroom.graph/1";
 constexpr std::string_view kChainFormat = "headroom.chain/1";
 constexpr std::string_view kScheduleFormat = "headroom.schedule/1";
+constexpr std::string_view kPlacementFormat = "headroom.placement/1";
 
 // Each array of fields has the order of the enumeration before it.
 
@@ -99,6 +100,29 @@ constexpr std::array kScheduleFields = {
     Field{"steps", FieldKind::kRecords, true, &kStepSchema},
 };
 constexpr RecordSchema kScheduleSchema{"schedule", kScheduleFields};
+
+namespace offset_field {
+enum : size_t { kStep, kValue, kWorkspace, kOffset };
+}
+constexpr std::array kOffsetFields = {
+    Field{"step", FieldKind::kCount, true},
+    Field{"value", FieldKind::kString, false},
+    Field{"workspace", FieldKind::kBoolean, false},
+    Field{"offset", FieldKind::kCount, true},
+};
+constexpr RecordSchema kOffsetSchema{"", kOffsetFields};
+
+namespace placement_field {
+enum : size_t { kFormat, kGraph, kAlignment, kArena, kOffsets };
+}
+constexpr std::array kPlacementFields = {
+    Field{"format", FieldKind::kString, true},
+    Field{"graph", FieldKind::kString, true},
+    Field{"alignment", FieldKind::kCount, true},
+    Field{"arena_bytes", FieldKind::kCount, true},
+    Field{"offsets", FieldKind::kRecords, true, &kOffsetSchema},
+};
+constexpr RecordSchema kPlacementSchema{"placement", kPlacementFields};
 
 [[noreturn]] void fail_format(const std::string& source, const std::string& expected, std::string_view found) {
   fail_at_source(source, "format must be " + expected + ", found " + quote(found));
@@ -211,21 +235,24 @@ Chain make_chain(const Document& document, const std::string& source) {
   return chain;
 }
 
+/// Returns by name of a document: the position of the item of a graph with that name, or kNoId.
+template <typename Items>
+std::vector<int32_t> positions_of(const Document& document, const Items& items) {
+  std::vector<int32_t> positions(document.names.size(), kNoId);
+  for (size_t i = 0; i < items.size(); ++i)
+    if (const auto name = document.names.find(items[i].name))
+      positions[static_cast<size_t>(*name)] = static_cast<int32_t>(i);
+  return positions;
+}
+
 /// Resolves the names in a schedule's steps to what the graph has.
 class StepReader {
  public:
   StepReader(const Document& document, const std::string& source, const Graph& graph)
       : document_(document),
         source_(source),
-        ops_(document.names.size(), kNoId),
-        values_(document.names.size(), kNoId) {
-    for (size_t i = 0; i < graph.ops().size(); ++i)
-      if (const auto name = document.names.find(graph.ops()[i].name))
-        ops_[static_cast<size_t>(*name)] = static_cast<int32_t>(i);
-    for (size_t i = 0; i < graph.values().size(); ++i)
-      if (const auto name = document.names.find(graph.values()[i].name))
-        values_[static_cast<size_t>(*name)] = static_cast<int32_t>(i);
-  }
+        ops_(positions_of(document, graph.ops())),
+        values_(positions_of(document, graph.values())) {}
 
   Step read(std::span<const Slot> slots, size_t position) const {
     const Slot& run = slots[step_field::kRun];
@@ -244,7 +271,6 @@ class StepReader {
 
  private:
   static std::string where(size_t position) { return "steps[" + std::to_string(position) + "]: "; }
-
   int32_t id(const Slot& slot, const std::vector<int32_t>& ids, const char* key, const char* kind,
              size_t position) const {
     const int32_t found = ids[static_cast<size_t>(slot.number)];
@@ -259,6 +285,38 @@ class StepReader {
   std::vector<int32_t> ops_;     // by name
   std::vector<int32_t> values_;  // by name
 };
+
+PlacedBuffer read_offset(const Document& document, const std::string& source, std::span<const Slot> slots,
+                         const std::vector<int32_t>& values, size_t position) {
+  const std::string where = "offsets[" + std::to_string(position) + "]: ";
+  const Slot& value = slots[offset_field::kValue];
+  const Slot& workspace = slots[offset_field::kWorkspace];
+  if (workspace.present && workspace.number == 0) fail_at_source(source, where + "workspace must be true, found false");
+  if (value.present == workspace.present)
+    fail_at_source(
+        source, where + "must have exactly one of value and workspace, found " + (value.present ? "both" : "neither"));
+  PlacedBuffer buffer{static_cast<size_t>(slots[offset_field::kStep].number), {}, slots[offset_field::kOffset].number};
+  if (workspace.present) return buffer;
+  const int32_t id = values[static_cast<size_t>(value.number)];
+  if (id == kNoId)
+    fail_at_source(source,
+                   where + "value names " + quote(document.string(value)) + ", which is not a value of the graph");
+  buffer.value = static_cast<ValueId>(id);
+  return buffer;
+}
+
+/// Reads a document that must have this format.
+Document read_document_of(std::string_view format, std::string_view text, const std::string& source,
+                          const RecordSchema& schema) {
+  if (const std::string found = read_format(text, source); found != format) fail_format(source, quote(format), found);
+  return read_document(text, source, schema);
+}
+
+void check_graph_name(const std::string& found, const Graph& graph, const char* noun, const std::string& source) {
+  if (found != graph.name())
+    fail_at_source(source, "graph must be " + quote(graph.name()) + ", the one that the " + noun +
+                               " is read for, found " + quote(found));
+}
 
 void append_key(std::string& out, const char* key) {
   out += out.back() == '{' ? "\"" : ", \"";
@@ -315,15 +373,11 @@ std::string begin_object(std::string_view format, const char* name_key, std::str
 }  // namespace
 
 Graph read_graph_json(std::string_view text, const std::string& source) {
-  if (const std::string format = read_format(text, source); format != kGraphFormat)
-    fail_format(source, quote(kGraphFormat), format);
-  return make_graph(read_document(text, source, kGraphSchema), source);
+  return make_graph(read_document_of(kGraphFormat, text, source, kGraphSchema), source);
 }
 
 Chain read_chain_json(std::string_view text, const std::string& source) {
-  if (const std::string format = read_format(text, source); format != kChainFormat)
-    fail_format(source, quote(kChainFormat), format);
-  return make_chain(read_document(text, source, kChainSchema), source);
+  return make_chain(read_document_of(kChainFormat, text, source, kChainSchema), source);
 }
 
 std::variant<Graph, Chain> read_network_json(std::string_view text, const std::string& source) {
@@ -334,19 +388,29 @@ std::variant<Graph, Chain> read_network_json(std::string_view text, const std::s
 }
 
 Schedule read_schedule_json(std::string_view text, const std::string& source, const Graph& graph) {
-  if (const std::string format = read_format(text, source); format != kScheduleFormat)
-    fail_format(source, quote(kScheduleFormat), format);
-  const Document document = read_document(text, source, kScheduleSchema);
-  const std::string& graph_name = document.string(document.root[schedule_field::kGraph]);
-  if (graph_name != graph.name())
-    fail_at_source(source, "graph must be " + quote(graph.name()) + ", the one that the schedule is read for, found " +
-                               quote(graph_name));
+  const Document document = read_document_of(kScheduleFormat, text, source, kScheduleSchema);
+  check_graph_name(document.string(document.root[schedule_field::kGraph]), graph, "schedule", source);
   const StepReader reader(document, source, graph);
   const Table& steps = document.tables[schedule_field::kSteps];
   Schedule schedule;
   schedule.steps.reserve(steps.size());
   for (size_t i = 0; i < steps.size(); ++i) schedule.steps.push_back(reader.read(steps[i], i));
   return schedule;
+}
+
+Placement read_placement_json(std::string_view text, const std::string& source, const Graph& graph) {
+  const Document document = read_document_of(kPlacementFormat, text, source, kPlacementSchema);
+  check_graph_name(document.string(document.root[placement_field::kGraph]), graph, "placement", source);
+  Placement placement;
+  placement.alignment = document.root[placement_field::kAlignment].number;
+  placement.arena_bytes = document.root[placement_field::kArena].number;
+  if (placement.alignment == 0) fail_at_source(source, "alignment must be at least 1, found 0");
+  const std::vector<int32_t> values = positions_of(document, graph.values());
+  const Table& offsets = document.tables[placement_field::kOffsets];
+  placement.offsets.reserve(offsets.size());
+  for (size_t i = 0; i < offsets.size(); ++i)
+    placement.offsets.push_back(read_offset(document, source, offsets[i], values, i));
+  return placement;
 }
 
 std::string write_json(const Graph& graph) {
@@ -411,6 +475,24 @@ std::string write_json(const Graph& graph, const Schedule& schedule) {
     if (step.is_run()) append_field(out, "run", graph.op(step.op()).name);
     if (step.is_over()) append_field(out, "over", graph.value(step.value()).name);
     if (!step.is_run()) append_field(out, "drop", graph.value(step.value()).name);
+  });
+  return out + "\n}\n";
+}
+
+std::string write_json(const Graph& graph, const Placement& placement) {
+  std::string out = begin_object(kPlacementFormat, "graph", graph.name());
+  out += "  \"alignment\": " + std::to_string(placement.alignment);
+  append_field(out, "arena_bytes", placement.arena_bytes);
+  out += ",\n  \"offsets\": ";
+  append_lines(out, placement.offsets, [&](const PlacedBuffer& buffer) {
+    append_field(out, "step", static_cast<int64_t>(buffer.step));
+    if (buffer.value) {
+      append_field(out, "value", graph.value(*buffer.value).name);
+    } else {
+      append_key(out, "workspace");
+      out += "true";
+    }
+    append_field(out, "offset", buffer.offset);
   });
   return out + "\n}\n";
 }

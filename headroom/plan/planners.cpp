@@ -140,6 +140,7 @@ constexpr std::array<Planner, 11> kPlanners = {{
      .takes_graphs = kGraphs,
      .minimises = Minimises::kTime,
      .needs_budget = true,
+     .has_front = true,
      .cost = CostClass::kSearch,
      .source = "minimum cuts, descent and polish, ours",
      .plan = auto_plan,

@@ -34,6 +34,7 @@ struct Planner {
   Minimises minimises;
   bool needs_budget = false;
   bool chooses_checkpoints = false;  ///< Whether it chooses a subset of a chain's stage outputs.
+  bool has_front = false;            ///< Whether its plans are those of an AutoFront.
   CostClass cost = CostClass::kLow;
   std::string_view source;
   PlanResult (*plan)(const Problem&, const PlanRequest&, const PlannerOptions&);

@@ -13,10 +13,10 @@
 #include <optional>
 #include <stdexcept>
 
-#include "headroom/runtime/executor.h"
-#include "headroom/runtime/kernels.h"
-#include "headroom/runtime/measure.h"
-#include "headroom/runtime/side_effects.h"
+#include "headroom/runtime/network/executor.h"
+#include "headroom/runtime/network/kernels.h"
+#include "headroom/runtime/network/measure.h"
+#include "headroom/runtime/network/side_effects.h"
 
 namespace headroom::internal {
 namespace {
