@@ -60,8 +60,8 @@ TEST(PlacedPlan, MoreMemoryIsNeverSlowerForAuto) {
 TEST(PlacedPlan, MoreMemoryIsNeverSlowerOnLargerGraphs) {
   for (uint64_t seed = 0; seed < 2; ++seed) {
     testing::Random random(seed);
-    const Problem problem = make_problem(
-        Graph(testing::random_graph(random, {.forward_ops = 25, .most_bytes = 100, .special = false})));
+    const Problem problem =
+        make_problem(Graph(testing::random_graph(random, {.forward_ops = 25, .most_bytes = 100, .special = false})));
     const PlanLimits limits{.effort = Effort::kLow, .threads = 1};
     std::optional<int64_t> last_ns;
     for (int64_t share = 30; share <= 103; share += 3) {
