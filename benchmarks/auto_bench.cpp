@@ -42,6 +42,7 @@
 #include <vector>
 
 #include "benchmarks/auto_ablation.h"
+#include "benchmarks/input_files.h"
 #include "benchmarks/random_problems.h"
 #include "headroom/core/error.h"
 #include "headroom/core/quote.h"
@@ -78,22 +79,6 @@ struct Totals {
 
 // The share by which `auto` may be slower at a random budget. It is printed and is no failure.
 constexpr double kSlowerBetween = 0.005;
-
-std::vector<std::filesystem::path> network_files(const std::vector<std::string>& inputs) {
-  std::vector<std::filesystem::path> files;
-  for (const std::string& input : inputs) {
-    if (!std::filesystem::is_directory(input)) {
-      files.emplace_back(input);
-      continue;
-    }
-    std::vector<std::filesystem::path> inside;
-    for (const auto& entry : std::filesystem::directory_iterator(input))
-      if (entry.path().extension() == ".json") inside.push_back(entry.path());
-    std::ranges::sort(inside);
-    files.insert(files.end(), inside.begin(), inside.end());
-  }
-  return files;
-}
 
 std::string percent(int64_t time_ns, int64_t base_ns) {
   char text[32];
@@ -448,14 +433,14 @@ int bench_times(const Options& options) {
     bench_scaling(options.scaling_ops);
     return 0;
   }
-  for (const std::filesystem::path& file : network_files(options.inputs))
+  for (const std::filesystem::path& file : files_in(options.inputs, ".json"))
     bench_time(read_problem(file), options.effort.value_or(Effort::kNormal), 5);
   return 0;
 }
 
 int bench_ablation(const Options& options) {
   std::vector<Problem> problems = random_problems(options.random);
-  for (const std::filesystem::path& file : network_files(options.inputs)) problems.push_back(read_problem(file));
+  for (const std::filesystem::path& file : files_in(options.inputs, ".json")) problems.push_back(read_problem(file));
   ablate(problems, options.effort.value_or(Effort::kNormal), options.parts);
   return 0;
 }
@@ -464,7 +449,7 @@ int bench_all(const Options& options) {
   Totals totals;
   std::printf("| network | budget | auto | no plan below | best other | | | ms |\n");
   std::printf("| --- | --- | --- | --- | --- | --- | --- | --- |\n");
-  for (const std::filesystem::path& file : network_files(options.inputs))
+  for (const std::filesystem::path& file : files_in(options.inputs, ".json"))
     bench(file, options.effort.value_or(Effort::kNormal), options.random, totals);
   std::printf(
       "\n%d cases: better than all others in %d, equal in %d (%d of them proved optimal), worse in %d, without a plan "

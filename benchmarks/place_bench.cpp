@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/input_files.h"
 #include "headroom/core/error.h"
 #include "headroom/core/lifetimes.h"
 #include "headroom/core/simulate.h"
@@ -46,22 +47,6 @@ constexpr int64_t kProblemWork = 12'000'000'000;
 
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-std::vector<std::filesystem::path> files_in(const std::vector<std::string>& inputs, const std::string& extension) {
-  std::vector<std::filesystem::path> files;
-  for (const std::string& input : inputs) {
-    if (!std::filesystem::is_directory(input)) {
-      files.emplace_back(input);
-      continue;
-    }
-    std::vector<std::filesystem::path> inside;
-    for (const auto& entry : std::filesystem::directory_iterator(input))
-      if (entry.path().extension() == extension) inside.push_back(entry.path());
-    std::ranges::sort(inside);
-    files.insert(files.end(), inside.begin(), inside.end());
-  }
-  return files;
 }
 
 PlaceProblem read_problem(const std::filesystem::path& file) {
