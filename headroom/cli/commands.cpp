@@ -44,7 +44,7 @@ std::string milliseconds(double ms) {
   return text.substr(0, text.find('.') + 3) + " ms";
 }
 
-std::string plan_table(const Problem& problem, const internal::PlacedPlan& placed) {
+std::string plan_table(const Problem& problem, const PlacedPlan& placed) {
   const Plan& plan = placed.plan;
   std::vector<std::vector<std::string>> rows = {
       {"planner", std::string(plan.planner->name)},
@@ -90,11 +90,10 @@ ExitStatus run_plan(const Arguments& arguments) {
   const Problem problem = load_problem(arguments);
   PlanRequest request{std::nullopt, limits_of(arguments)};
   if (arguments.budget) request.budget_bytes = parse_budget(*arguments.budget, problem.base_peak_bytes);
-  const internal::PlacedPlan placed = [&] {
+  const PlacedPlan placed = [&] {
     const Progress progress("planning");
-    if (arguments.placed)
-      return internal::make_placed_plan(planner, problem, request, arguments.options, arguments.alignment);
-    return internal::PlacedPlan{make_plan(planner, problem, request, arguments.options), std::nullopt};
+    if (arguments.placed) return make_placed_plan(planner, problem, request, arguments.options, arguments.alignment);
+    return PlacedPlan{make_plan(planner, problem, request, arguments.options), std::nullopt};
   }();
   const Plan& plan = placed.plan;
   // Everything that can run out of memory comes before the first byte of output.

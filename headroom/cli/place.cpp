@@ -16,8 +16,7 @@
 namespace headroom::internal::cli {
 namespace {
 
-std::string placement_json(const internal::PlaceResult& result, int64_t peak_bytes, int64_t resident_bytes,
-                           double solve_ms) {
+std::string placement_json(const PlaceResult& result, int64_t peak_bytes, int64_t resident_bytes, double solve_ms) {
   Json json;
   json["arena_bytes"] = result.placement.arena_bytes;
   json["peak_bytes"] = peak_bytes;
@@ -27,8 +26,7 @@ std::string placement_json(const internal::PlaceResult& result, int64_t peak_byt
   return json.dump() + "\n";
 }
 
-std::string placement_text(const Graph& graph, const internal::PlaceResult& result, int64_t peak_bytes,
-                           double solve_ms) {
+std::string placement_text(const Graph& graph, const PlaceResult& result, int64_t peak_bytes, double solve_ms) {
   const int64_t arena_bytes = result.placement.arena_bytes;
   const std::string proved = result.is_optimal()
                                  ? "no smaller one is possible"
@@ -57,9 +55,9 @@ ExitStatus run_place(const Arguments& arguments) {
     return kNoPlan;
   }
   const auto start = std::chrono::steady_clock::now();
-  const internal::PlaceResult result = [&] {
+  const PlaceResult result = [&] {
     const Progress progress("placing");
-    return internal::place(graph, schedule, {arguments.alignment, arguments.effort});
+    return place(graph, schedule, {arguments.alignment, arguments.effort});
   }();
   const double solve_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   const int64_t peak_bytes = simulation.peak_bytes - graph.resident_bytes();
