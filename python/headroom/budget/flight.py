@@ -100,8 +100,10 @@ class Stack:
 
     def waiting(self) -> list[Flight]:
         """Returns the flights that wait for their backward. Flights whose graph was freed are removed."""
-        self._waiting = [reference for reference in self._waiting if reference() is not None]
-        return [flight for reference in self._waiting if (flight := reference()) is not None]
+        flights = [flight for reference in self._waiting if (flight := reference()) is not None]
+        if len(flights) < len(self._waiting):
+            self._waiting = [reference for reference in self._waiting if reference() is not None]
+        return flights
 
     def flights(self) -> list[Flight]:
         return self.waiting() if self.running is None else [*self.waiting(), self.running]
@@ -233,7 +235,8 @@ class Device:
                 place = self.roots.setdefault(step, Place(step))
                 flight = Flight(step, place, place, stack, before, before, is_alone)
             place.forwards += 1
-            Place.learned += 1
+            if outer or place.inner:  # Which graphs are recent has changed.
+                Place.learned += 1
             if outer and is_alone and outer[-1].is_alone:
                 place.gaps.append(before - outer[-1].after_bytes)
             stack.running = flight
@@ -294,9 +297,9 @@ class Device:
         flight.backward = current_backward()
         flight.has_inner = bool(inner)
         flight.rest_peak_bytes = max(flight.begin(Part.BACKWARD), flight.after_bytes)
-        Place.learned += 1
         if inner:
             place.crossed_at = place.forwards
+            Place.learned += 1
         if not flight.is_alone:
             return
         freed_bytes = flight.inputs.freed_bytes()
@@ -306,10 +309,10 @@ class Device:
         peak = max(flight.rest_peak_bytes - flight.after_bytes + freed_bytes, left + gradient_bytes)
         known = place.own_rest
         if flight.is_learning:
-            place.rests.append(Rest(peak, max(left, 0)))
+            place.learn_rest(Rest(peak, max(left, 0)))
         elif left > known.left_bytes or peak > known.peak_bytes:
             peak, left = max(peak, known.peak_bytes), max(left, known.left_bytes)
-            place.rests.append(known._replace(peak_bytes=peak, left_bytes=left))
+            place.learn_rest(known._replace(peak_bytes=peak, left_bytes=left))
 
     def _end_backward(self, flight: Flight) -> None:
         self.note()
@@ -319,10 +322,10 @@ class Device:
         rests = flight.place.rests
         if flight.is_held:
             last = rests.pop() if rests else flight.place.own_rest
-            rests.append(last._replace(is_held=True))
+            flight.place.learn_rest(last._replace(is_held=True))
         if flight.is_learning and flight.is_alone:
             _learn_excess(flight, peak)
-        Place.learned += 1
+            Place.learned += 1
 
     def _begin_tail(self, flight: Flight) -> None:
         """Measures what autograd allocates from here to the end of its backward, when no other graph is in flight."""
@@ -335,8 +338,7 @@ class Device:
                     self.note()
                     flight.stack.running = None
                     tail_bytes = max(flight.peak_bytes - flight.tail_begin_bytes, 0)
-                    flight.place.rests[-1] = flight.place.rests[-1]._replace(tail_bytes=tail_bytes)
-                    Place.learned += 1
+                    flight.place.learn_rest(flight.place.rests.pop()._replace(tail_bytes=tail_bytes))
 
         torch.autograd.Variable._execution_engine.queue_callback(end)
 

@@ -188,7 +188,12 @@ class Place:
         """Returns the bytes that were allocated between the forward of the outer graph and this one's."""
         return max(self.gaps, default=0)
 
+    def learn_rest(self, rest: Rest) -> None:
+        self.rests.append(rest)
+        Place.learned += 1
+
     @property
+    @_asked_once
     def own_rest(self) -> Rest:
         """Returns the measured rest of the step, without the graphs in it, or the assumed one."""
         if not self.rests:
@@ -318,6 +323,7 @@ class Place:
             warnings.warn(f"headroom: over the budget in this step, until it is planned again: {error}", stacklevel=2)
             return step.choose_smallest(room, arguments)
         planned = room.planned_bytes()
+        Place.learned += 1  # A trial shows what a plan really adds.
         if planned is not None:
             now.free_bytes = planned - now.rest.peak_bytes
             fitted = before is not None and before.added_bytes is not None and before.added_bytes <= planned
