@@ -29,7 +29,7 @@ BUILD = ROOT / "build" / "gpu"
 # Folders of headroom/ that the Python package and the programs do not need.
 NOT_IN_PYTHON = ("cli", "train", "zoo")
 NOT_IN_PROGRAMS = ("cli", "report")
-PROGRAMS = ("train_check", "peak_table")
+PROGRAMS = ("train_check", "hong")
 
 
 class BuildError(Exception):
