@@ -312,7 +312,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="a small model, to try this script")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of timed steps (5)")
-    parser.add_argument("--round-s", type=float, default=0.15, help="seconds of a round, approximately (0.15)")
+    parser.add_argument("--round-s", type=float, default=0.1, help="seconds of a round, approximately (0.1)")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="begin no variant after that many seconds")
     parser.add_argument("--exact", action="store_true", help="compare gradients with those in higher precision")
     parser.add_argument("--reference", metavar="VARIANT")

@@ -119,4 +119,4 @@ def plots(results: Results) -> dict[str, str]:
     return charts
 
 
-SUITE = Suite("Hong et al.'s measurements", points(), tables, plots=plots)
+SUITE = Suite("Hong et al.'s measurements", points(), tables, plots=plots, side_by_side=True)
