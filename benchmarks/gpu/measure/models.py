@@ -245,7 +245,9 @@ class _Concatenated(nn.Module):
         self.layer = layer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, self.layer([x])], 1)
+        layer = self.layer  # Called as a whole it would copy x.
+        bottleneck = layer.conv1(layer.relu1(layer.norm1(x)))
+        return torch.cat([x, layer.conv2(layer.relu2(layer.norm2(bottleneck)))], 1)
 
 
 def sequential(model: nn.Module) -> nn.Sequential:
