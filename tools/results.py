@@ -9,8 +9,8 @@ docs/results/gpu/SUITE.json has one result on a line. A document quotes a figure
     a step takes <!--= gib torch/resnet50/eager:0.5x/peak_bytes -->5.14<!--/--> GiB
 
 with a form and one or two names like SUITE/POINT/VARIANT/FIGURE. POINT may be the beginning of several points, such as
-all of a model. Forms: `gib`, `mib`, `ms`, `times` (the quotient of two figures), `more` (by how many percent the first is
-larger) and `share` (how many percent of the second it is).
+all of a model. Forms: `gib`, `mib`, `ms`, `times` (the quotient of two figures), `more` (by how many percent the first
+is larger) and `share` (how many percent of the second it is).
 """
 
 from __future__ import annotations

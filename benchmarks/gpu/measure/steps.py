@@ -107,13 +107,19 @@ class Turn:
 
 
 def take_turns(turn: Turn) -> None:
-    """Has headroom measure costs alone on the device, and try plans while nothing is timed."""
+    """Has headroom measure costs alone on the device, and try plans while nothing is timed.
+
+    So does Inductor choose among variants of a kernel.
+    """
     from headroom.costs import op_costs, step_costs
     from headroom.exec.inductor import kernels, partitioner
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     from headroom import _C
 
     kernels.try_step = turn.wait_in(turn.working, kernels.try_step)
+    CachingAutotuner.benchmark_all_configs = turn.wait_in(turn.working, CachingAutotuner.benchmark_all_configs)
+    step_costs.fill_memory = op_costs.fill_memory = turn.wait_in(turn.working, op_costs.fill_memory)
     step_costs.fill_times = op_costs.fill_times = turn.wait_in(turn.timing, op_costs.fill_times)
     _C.measure_stages = turn.wait_in(turn.timing, _C.measure_stages)
     partitioner.fill_kernel_costs = turn.wait_in(turn.timing, partitioner.fill_kernel_costs)
