@@ -229,8 +229,8 @@ class Bench:
         ):
             peaks = [self.step(variant)[1]]
         figures["first_s"] = time.perf_counter() - start
+        self.compare_gradients(variant, figures)
         with self.turn.working():
-            self.compare_gradients(variant, figures)
             torch.cuda.empty_cache()
             for _ in range(STEPS - 1):
                 before, peak, held = self.step(variant)
