@@ -154,7 +154,9 @@ from harness.suite import load_suites
 from harness.tables import page
 suites = load_suites(Path({str(RUN.parent / "suites")!r}))
 for name, suite in suites.items():
-    assert "—" in page(Results(suite, {{}})), name
+    text = page(Results(suite, {{}}))
+    assert "—" in text, name
+    assert ".svg" not in text, name
     for point in suite.points:
         for part in point.command:
             assert not part.endswith(".py") or (ROOT / part).exists(), part
