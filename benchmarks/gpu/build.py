@@ -1,7 +1,7 @@
 """Compiles the dependencies of the suites against the PyTorch of the running Python, without CMake.
 
     python benchmarks/gpu/build.py python      the Python package's C++ side, into python/headroom/_C.so
-    python benchmarks/gpu/build.py programs    train_check and peak_table, into build/gpu; for PyTorch with CUDA
+    python benchmarks/gpu/build.py programs    train_check and hong, into build/gpu; for PyTorch with CUDA
 
 Needs g++ and the headers of nlohmann-json: the system's, or those in .cache/include. Objects are compiled side by side
 and used again as long as their sources, headers and options stay the same.
@@ -29,7 +29,7 @@ BUILD = ROOT / "build" / "gpu"
 # Folders of headroom/ that the Python package and the programs do not need.
 NOT_IN_PYTHON = ("cli", "train", "zoo")
 NOT_IN_PROGRAMS = ("cli", "report")
-PROGRAMS = ("train_check", "peak_table")
+PROGRAMS = ("train_check", "hong")
 
 
 class BuildError(Exception):

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import math
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ from harness.suite import Point, Suite, load_suites
 from harness.tables import page
 
 Selection = dict[str, tuple[Suite, list[Point]]]
+Suites = Mapping[str, Suite]
 
 
-def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Selection]:
-    """Returns the options and the points that they select."""
+def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Suites, Selection]:
+    """Returns the options, all suites, and the points that the options select."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="SUITE", help="all suites unless some are named")
     actions = parser.add_mutually_exclusive_group(required=True)
@@ -41,6 +43,9 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Selectio
     parser.add_argument("--only", nargs="+", metavar="POINT", help="points by name or pattern, such as 'bert-*'")
     parser.add_argument("--again", action="store_true", help="also run points that have a result already")
     parser.add_argument("--jobs", type=int, default=1, help="points at a time, in suites that can share the GPU (1)")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="end after that time; points are continued later"
+    )
     parser.add_argument("--no-build", action="store_true", help="take headroom as it is compiled already")
     parser.add_argument("--suites", type=Path, metavar="FOLDER", default=Path(__file__).with_name("suites"))
     options = parser.parse_args(arguments)
@@ -58,7 +63,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Selectio
                 point for point in suite.points if any(fnmatch.fnmatch(point.name, name) for name in options.only)
             ]
         selection = {name: selected for name, selected in selection.items() if selected[1]}
-    return options, selection
+    return options, suites, selection
 
 
 def _names(points: Sequence[Point]) -> list[str]:
@@ -72,27 +77,42 @@ def list_points(selection: Selection) -> None:
             print(f"  {point.name}")
 
 
-def make_tables(folder: Path, selection: Selection) -> None:
+def make_tables(folder: Path, suites: Suites, selection: Selection) -> None:
     """Writes and prints the page of each suite that has results."""
     for name, (suite, _) in selection.items():
-        if (folder / name).is_dir():
-            print(write_page(folder, name, suite))
+        if (folder / name).is_dir() or any((folder / other).is_dir() for other in suite.reads):
+            print(write_page(folder, name, suites))
 
 
-def write_page(folder: Path, name: str, suite: Suite) -> str:
-    text = page(read_results(folder, name, suite))
+def write_page(folder: Path, name: str, suites: Suites) -> str:
+    """Writes a suite's page and charts, and returns the page."""
+    results = read_results(folder, name, suites)
+    text = page(results)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.md").write_text(text)
+    for chart, svg in results.suite.plots(results).items():
+        (folder / f"{name}-{chart}.svg").write_text(svg)
     return text
 
 
-def run(options: argparse.Namespace, selection: Selection) -> int:
+def run(options: argparse.Namespace, suites: Suites, selection: Selection) -> int:
     with_gpu = any(point.gpu_gib is not None for _, points in selection.values() for point in points)
     setting = find_setting(with_gpu=with_gpu)
-    runner = Runner(options.out, setting, again=options.again, jobs=options.jobs, builds=not options.no_build)
+    runner = Runner(
+        options.out,
+        setting,
+        again=options.again,
+        jobs=options.jobs,
+        builds=not options.no_build,
+        minutes=options.minutes,
+    )
     try:
-        for name, (suite, points) in selection.items():
-            runner.run_suite(name, suite, points)
-            write_page(options.out, name, suite)
+        try:
+            runner.run(selection)
+        finally:
+            for name in suites:
+                if name in selection or set(selection) & set(suites[name].reads):
+                    write_page(options.out, name, suites)
     except KeyboardInterrupt:
         print("interrupted; the same command continues", flush=True)
         return 130
@@ -110,17 +130,17 @@ def run(options: argparse.Namespace, selection: Selection) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options, selection = parse(arguments)
+    options, suites, selection = parse(arguments)
     if options.list:
         list_points(selection)
         return 0
     if options.tables:
-        make_tables(options.tables, selection)
+        make_tables(options.tables, suites, selection)
         return 0
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)
     try:
-        return run(options, selection)
+        return run(options, suites, selection)
     except InUse as error:
         print(f"run.py: {error}", file=sys.stderr)
         return 2

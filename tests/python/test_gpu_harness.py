@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -275,17 +276,6 @@ def test_a_failing_build_leaves_out_what_needs_it(bench: Bench) -> None:
     assert bench.names_run() == ["last"]
 
 
-def test_preparations_are_run_for_what_is_to_be_measured(bench: Bench) -> None:
-    prepare = 'prepare=lambda todo: [point("warm-" + "-".join(one.name for one in todo), "raise SystemExit(3)")]'
-    bench.suite('point("one", GOOD)', 'point("two", GOOD)', options=prepare)
-    status, printed = bench.run("--only", "two")
-    assert status == 0, printed
-    assert "fake/warm-two: exit status 3" in printed  # Points run without it.
-    bench.run()
-    bench.run()
-    assert bench.names_run() == ["warm-two", "two", "warm-one", "one"]
-
-
 def test_points_run_side_by_side_where_their_suite_allows_it(bench: Bench) -> None:
     """Each point waits until both have begun."""
     begun = f"len(open({str(bench.ran)!r}).read().split())"
@@ -294,6 +284,52 @@ def test_points_run_side_by_side_where_their_suite_allows_it(bench: Bench) -> No
     bench.suite(*points, options="side_by_side=True")
     status, printed = bench.run("--jobs", "2")
     assert status == 0, printed
+
+
+def test_a_run_ends_after_its_minutes_and_is_continued(bench: Bench) -> None:
+    """What the point that is cut off has measured until then is kept, and it is measured again."""
+    begun = f"len(open({str(bench.ran)!r}).readlines())"
+    slow = f"import time; {GOOD[:-1]}, flush=True); time.sleep(30 if {begun} < 3 else 0)"
+    bench.suite('point("one", GOOD)', f'point("slow", {slow!r})', 'point("last", GOOD)')
+    start = time.monotonic()
+    status, printed = bench.run("--minutes", "0.05")
+    assert status == 1
+    assert time.monotonic() - start < 20
+    assert "fake/slow: cut off by the end of the run" in printed
+    assert "1 measured, 0 failed, 2 not run" in printed
+    assert bench.result("slow")["figures"] == [{"ms": 2.5}]
+    assert "- `slow`: not run, cut off by the end of the run" in bench.page()
+    status, printed = bench.run()
+    assert status == 0, printed
+    assert bench.names_run() == ["one", "slow", "slow", "last"]
+
+
+def test_suites_that_share_the_gpu_share_their_jobs(bench: Bench) -> None:
+    """The point of each of two suites waits until both have begun."""
+    begun = f"len(open({str(bench.ran)!r}).read().split())"
+    meet = f"import time; [time.sleep(0.02) for _ in range(300) if {begun} < 2]; assert {begun} == 2; {GOOD}"
+    bench.suite(f'point("one", {meet!r}, limit_s=8)', options="side_by_side=True")
+    bench.suite(f'point("other", {meet!r}, limit_s=8)', name="second", options="side_by_side=True")
+    status, printed = bench.run("--jobs", "2")
+    assert status == 0, printed
+
+
+def test_a_suite_reads_others_and_draws_charts(bench: Bench) -> None:
+    bench.suite('point("one", GOOD)')
+    (bench.suites / "reader.py").write_text(
+        "from harness import Suite\nfrom harness.plots import Series, scatter\n"
+        "def times(results):\n"
+        "    return [one['ms'] for one in results.beside['fake'].all('one')] if results.beside else []\n"
+        "def plots(results):\n"
+        "    return {'ms': scatter('Times', 'point', 'ms', [Series('all', [(1, times(results)[0])])])}\n"
+        "SUITE = Suite('Reader', [], lambda results: f'times: {times(results)}\\n', plots=plots, reads=('fake',))\n"
+    )
+    status, printed = bench.run("fake")  # The page of a suite that reads another is made with it.
+    assert status == 0, printed
+    assert "times: [2.5]" in bench.page("reader")
+    chart = ElementTree.parse(bench.out / "reader-ms.svg").getroot()
+    assert chart.tag.endswith("svg")
+    assert len(chart.findall("{http://www.w3.org/2000/svg}circle")) == 1
 
 
 def test_tables_and_lists_run_nothing(bench: Bench) -> None:
@@ -320,112 +356,6 @@ def test_usage_errors(bench: Bench, arguments: list[str], message: str) -> None:
     status, printed = bench.run(*arguments)
     assert status == 2
     assert message in printed
-
-
-def page_with(suite: str, point: str, *figures: dict[str, Any]) -> str:
-    """Returns the page of a suite in which one point has these figures."""
-    code = f"""
-import json, sys
-from pathlib import Path
-sys.path.insert(0, {str(RUN.parent)!r})
-from harness import Result, Results
-from harness.suite import load_suites
-from harness.tables import page
-suite = load_suites(Path({str(RUN.parent / "suites")!r}))[{suite!r}]
-assert {point!r} in [one.name for one in suite.points]
-result = Result({suite!r}, {point!r}, "measured", figures=json.loads({json.dumps(figures)!r}))
-print(page(Results(suite, {{{point!r}: result}})))
-"""
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-
-
-GIB = 1 << 30
-KEPT = {"model": "bert", "kernels": "eager", "limit_bytes": 4 * GIB, "over_bytes": [-9, -1], "peak_bytes": 2 * GIB}
-KEPT |= {"predicted_bytes": 2 * GIB, "added_share": 0.5, "plans": 1, "time_ratio": 1.25, "plain_ms": 80.0}
-CURVE = {"first_s": 12.3, "step_ms": 60.3, "row_ms": 60.0, "peak_bytes": 5 * GIB, "off": 0.0021, "off_in_one": 0.001}
-CURVE |= {"predicted_bytes": 5 * GIB, "predicted_ns": 110, "plain_ns": 100, "compilations": 1}
-PLAIN = {"what": "plain", "measured_mib": 81.4, "time_ms": 28.8, "differs": 1e-9, "kept_mib": 65, "workspace_mib": 9}
-SHARE = {"budget_mib": 50, "predicted_mib": 40, "measured_mib": 40.2, "right": True, "time_ratio": 1.5, "differs": 0.0}
-PEAKS = {"plain_mib": 239.4, "sqrt": {"predicted_mib": 237.4, "measured_mib": 237.6}}
-
-
-@pytest.mark.parametrize(
-    ("suite", "point", "figures", "row"),
-    [
-        ("budgets", "bert-eager-1x", [KEPT], "| bert | 1x | yes | 4.000 | 2.000 | +0.00 % | 0.500 | 1.250 | 80.0 |"),
-        (
-            "budgets",
-            "t5-cache-inductor-least",
-            [KEPT | {"over_bytes": [8]}],
-            "| least | **exceeded by 8 bytes** | 4.000",
-        ),
-        (
-            "budgets",
-            "bert-eager-0.5x",
-            [{"refused": "too small", "limit_bytes": GIB}],
-            "| bert | 0.5x | refused | 1.000 | — | — | — | — | — |",
-        ),
-        ("budgets", "bert-first-0.5x", [{"kind": "0.5x", "first_s": 2.5}], "| bert | — | — | 2.50 | — | — |"),
-        (
-            "curve",
-            "resnet50-torch-0.7-again",
-            [CURVE],
-            "| torch:0.7, again | 5.00 | 60.3 | 60.0 | 12 | 2.1e-03 | +0.0% | +10.0% |",
-        ),
-        ("curve", "gpt2-exact-torch-1.0", [CURVE], "| gpt2 | — | — | 0.0021 | — |"),
-        (
-            "gradients",
-            "gpt2",
-            [
-                {"asked": "1x", "budget": "1x", "different": 0},
-                {"asked": "0.5x", "budget": "0.55x", "different": 2, "tensors": 9, "largest_difference": 0.1}
-                | {"repeatable": True},
-            ],
-            "| gpt2 | equal | 2 of 9 tensors differ at 0.55x, by up to 1.0e-01 | — |",
-        ),
-        (
-            "networks",
-            "budgets-unet-4",
-            [PLAIN, {"what": "100 %", **SHARE}, {"what": "smallest", "error": "too small"}],
-            "| unet (4) | 81 MiB, 28.8 ms | 65 / 9 | 100 % | 50.0 | 40.0 | 40.2 | +0.50% | x1.500 | 0 (1e-09) |\n"
-            "|  |  |  | smallest | — | — | — | — | — | — |",
-        ),
-        (
-            "networks",
-            "limited-vgg19-128",
-            [SHARE | {"right": False, "held_to_mib": 52.5, "taken_mib": 51}],
-            "| vgg19 (128) | 50.0 | 40.0 | 40.2 | **+0.50%** | 52.5 | 51.0 |",
-        ),
-        ("networks", "checkpoints-vgg11-64", [PEAKS], "| vgg11 (64) | 239 | 237 / 238 | — | — |"),
-        ("ops", "part-2-of-8", [{"passed": 90, "failed": 0, "skipped": 3}], "| part-2-of-8 | 90 | 0 | 3 |"),
-        ("programs", "seeds-100-200", [{"passed": 97, "failed": 1}], "| seeds-100-200 | 97 | 1 |"),
-    ],
-)
-def test_figures_are_in_their_rows(suite: str, point: str, figures: list[dict[str, Any]], row: str) -> None:
-    assert row in page_with(suite, point, *figures)
-
-
-def test_the_suites_make_tables_without_results(tmp_path: Path) -> None:
-    """Every suite has a page without results, and points that name existing scripts."""
-    code = f"""
-import sys
-sys.path.insert(0, {str(RUN.parent)!r})
-from pathlib import Path
-from harness import ROOT, Results
-from harness.suite import load_suites
-from harness.tables import page
-suites = load_suites(Path({str(RUN.parent / "suites")!r}))
-for name, suite in suites.items():
-    assert "—" in page(Results(suite, {{}})), name
-    for point in [*suite.points, *suite.prepare(suite.points)]:
-        for part in point.command:
-            assert not part.endswith(".py") or (ROOT / part).exists(), part
-assert "torch" not in sys.modules
-print(*suites)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["budgets", "curve", "gradients", "networks", "ops", "programs"]
 
 
 def test_the_suite_of_the_readme(bench: Bench) -> None:

@@ -65,6 +65,7 @@ class Results:
 
     suite: Suite
     by_point: Mapping[str, Result]
+    beside: Mapping[str, Results] = field(default_factory=dict)  # Of the suites that this one reads.
 
     def all(self, point: str) -> list[Figures]:
         """Returns the figures of a point, or an empty list without a result."""
@@ -75,6 +76,10 @@ class Results:
         return next(iter(self.all(point)), {})
 
 
-def read_results(folder: Path, name: str, suite: Suite) -> Results:
+def read_results(folder: Path, name: str, suites: Mapping[str, Suite]) -> Results:
+    """Returns the results of a suite, with those of the suites that it reads."""
+    suite = suites[name]
     stored = {point.name: read_result(folder, name, point.name) for point in suite.points}
-    return Results(suite, {point: result for point, result in stored.items() if result is not None})
+    by_point = {point: result for point, result in stored.items() if result is not None}
+    beside = {other: read_results(folder, other, suites) for other in suite.reads if (folder / other).is_dir()}
+    return Results(suite, by_point, beside)

@@ -7,6 +7,8 @@ import contextlib
 import datetime
 import fcntl
 import importlib.util
+import itertools
+import math
 import os
 import re
 import signal
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -26,6 +28,7 @@ from harness.suite import ROOT, Figures, Point, Suite
 
 ERROR_LENGTH = 300  # Characters of an error line; the log has all of it.
 BUILD_LIMIT_S = 3600
+CUT_OFF = "cut off by the end of the run"
 OUTPUT_MARK = "--- standard output\n"  # Parts a log: standard error is above it.
 
 
@@ -40,7 +43,17 @@ class Stopped(Exception):
 class Runner:
     """Runs the points of suites into one folder."""
 
-    def __init__(self, folder: Path, setting: Setting, *, again: bool, jobs: int, builds: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        setting: Setting,
+        *,
+        again: bool,
+        jobs: int,
+        builds: bool = True,
+        minutes: float = math.inf,
+    ) -> None:
+        self.end_s = time.monotonic() + 60 * minutes
         self.folder = folder
         self.setting = setting
         self.again = again
@@ -73,23 +86,24 @@ class Runner:
             for child in self.children:
                 _kill(child)
 
-    def run_suite(self, name: str, suite: Suite, points: Sequence[Point]) -> None:
-        """Runs the points that have no result yet."""
+    def run(self, selection: Mapping[str, tuple[Suite, Sequence[Point]]]) -> None:
+        """Runs the points that have no result yet. Consecutive suites that can share the GPU share `jobs`."""
+        for shared, suites in itertools.groupby(selection.items(), lambda item: item[1][0].side_by_side):
+            todo = [(name, point) for name, (_, points) in suites for point in self._todo(name, points)]
+            with ThreadPoolExecutor(self.jobs if shared else 1) as pool:
+                try:
+                    for future in [pool.submit(self._measure, *item) for item in todo]:
+                        future.result()
+                except BaseException:
+                    self.stop()
+                    pool.shutdown(cancel_futures=True)
+                    raise
+
+    def _todo(self, name: str, points: Sequence[Point]) -> list[Point]:
         todo = [point for point in points if not self._is_done(name, point)]
         if len(todo) < len(points):
             print(f"{name}: {len(points) - len(todo)} of {len(points)} points are there already", flush=True)
-        todo = self._leave_out(name, todo)
-        for preparation in suite.prepare(todo) if todo else ():
-            _, error, seconds = self._execute(preparation, self._log_of(name, preparation))
-            print(f"{name}/{preparation.name}: {error or 'done'} ({seconds:.0f} s)", flush=True)
-        with ThreadPoolExecutor(self.jobs if suite.side_by_side else 1) as pool:
-            try:
-                for future in [pool.submit(self._measure, name, point) for point in todo]:
-                    future.result()
-            except BaseException:
-                self.stop()
-                pool.shutdown(cancel_futures=True)
-                raise
+        return self._leave_out(name, todo)
 
     def _is_done(self, suite: str, point: Point) -> bool:
         stored = read_result(self.folder, suite, point.name)
@@ -140,12 +154,17 @@ class Runner:
         return self.built.get(point.build, "")
 
     def _measure(self, suite: str, point: Point) -> None:
-        """Runs one point and writes its result."""
+        """Runs one point and writes its result, with the figures until then if the end of the run cuts it off."""
+        if time.monotonic() > self.end_s:
+            self.counts[NOT_RUN] += 1
+            return
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         figures, error, seconds = self._execute(point, self._log_of(suite, point))
         if not error and not figures:
             error = "it printed no figures"
         status = FAILED if error else MEASURED
+        if error == CUT_OFF:
+            status = NOT_RUN
         self.counts[status] += 1
         write_result(
             self.folder,
@@ -153,7 +172,8 @@ class Runner:
                 suite, point, status=status, error=error, figures=figures, seconds=round(seconds, 1), started=started
             ),
         )
-        print(f"{suite}/{point.name}: {f'FAILED: {error}' if error else status} ({seconds:.0f} s)", flush=True)
+        outcome = f"FAILED: {error}" if status == FAILED else error or status
+        print(f"{suite}/{point.name}: {outcome} ({seconds:.0f} s)", flush=True)
 
     def _result(self, suite: str, point: Point, status: str = "", **fields: Any) -> Result:
         return Result(suite, point.name, status, command=list(point.command), **self.setting.as_json(), **fields)
@@ -172,7 +192,7 @@ class Runner:
             except OSError as error:
                 return [], f"{command[0]} does not start: {error.strerror}", 0
             try:
-                status = child.wait(point.limit_s)
+                status = child.wait(min(point.limit_s, max(self.end_s - start, 0)))
             except subprocess.TimeoutExpired:
                 status = None
             finally:
@@ -186,6 +206,8 @@ class Runner:
             output.seek(0)
             printed = output.read()
             log.write(f"{OUTPUT_MARK}{printed}" if printed else "")
+        if status is None and time.monotonic() >= self.end_s:
+            return point.read(printed), CUT_OFF, seconds
         if status is None:
             return point.read(printed), f"more than its limit of {point.limit_s:g} s", seconds
         return point.read(printed), _error_of(status, log_path) if status else "", seconds
@@ -197,7 +219,7 @@ class Runner:
             child = subprocess.Popen(
                 command,
                 cwd=ROOT / point.folder,
-                env={**environment(), **point.environment},
+                env={**environment(self.jobs), **point.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=log,
@@ -208,11 +230,17 @@ class Runner:
             return child
 
 
-def environment() -> dict[str, str]:
-    """Returns the environment of points, in which Python finds the output of `build.py`."""
+def environment(jobs: int) -> dict[str, str]:
+    """Returns the environment of points, in which Python finds the output of `build.py`.
+
+    Points that run side by side share the processors.
+    """
+    threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
+    shared = {} if jobs == 1 else {"TORCHINDUCTOR_COMPILE_THREADS": threads, "OMP_NUM_THREADS": threads}
     paths = [str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(ROOT / "build" / "gpu" / "inductor"),
+        **shared,
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "PYTHONWARNINGS": "ignore",

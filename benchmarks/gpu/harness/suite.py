@@ -62,8 +62,9 @@ class Suite:
     title: str
     points: Sequence[Point]
     tables: Callable[[Results], str]  # Returns Markdown; a point without a result has no figures.
-    # Returns points to run before the given ones, such as compilations that fill a cache. They have no figures.
-    prepare: Callable[[Sequence[Point]], Sequence[Point]] = lambda _: ()
+    # Returns charts by name, as SVG: they are files DIR/SUITE-NAME.svg.
+    plots: Callable[[Results], dict[str, str]] = lambda _: {}
+    reads: Sequence[str] = ()  # Suites whose results the tables and charts show too.
     side_by_side: bool = False  # Whether points may share the GPU (`--jobs`); where they are timed they take turns.
 
     def __post_init__(self) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import collections
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.results import MEASURED, Result, Results
 
 HOLE = "—"
+# An image of a chart, a file SUITE-CHART.svg. It is left out where the chart has no results.
+IMAGE = re.compile(r"^!\[[^\]]*\]\(\w+-(?P<chart>[\w-]+)\.svg\)\n\n?", re.MULTILINE)
 
 
 def cell(value: Any, form: str = "") -> str:
@@ -25,7 +28,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def page(results: Results) -> str:
     """Returns the page of a suite: the machine of the measurements, its tables, and the missing points."""
-    parts = [f"# {results.suite.title}\n", *_settings(results.by_point.values()), results.suite.tables(results)]
+    charts = results.suite.plots(results)
+    tables = IMAGE.sub(lambda match: match[0] if match["chart"] in charts else "", results.suite.tables(results))
+    parts = [f"# {results.suite.title}\n", *_settings(results.by_point.values()), tables]
     missing: dict[str, list[str]] = collections.defaultdict(list)
     for point in results.suite.points:
         result = results.by_point.get(point.name)

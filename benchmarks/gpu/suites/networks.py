@@ -1,4 +1,4 @@
-"""Networks of the papers in C++ within budgets, at the papers' batch sizes; and the smallest peaks of checkpoints."""
+"""Networks of the papers in C++ within budgets, at the papers' batch sizes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,6 @@ TRAINED = {
 }
 # Budgets near the smallest; the process is limited to 1.05 of them.
 LIMITED = {("vgg19", 128): 9_700_000_000, ("resnet50", 128): 3_400_000_000, ("densenet121", 32): 1_300_000_000}
-# The networks and batches of Feng and Huang 2021, some of them those of Hong et al. 2025.
-CHECKPOINTED = {
-    "alexnet": 1024,
-    "vgg11": 64,
-    "vgg13": 64,
-    "vgg16": 64,
-    "vgg19": 64,
-    "resnet18": 256,
-    "resnet34": 128,
-    "resnet50": 64,
-    "resnet101": 32,
-    "resnet152": 16,
-}
-PLANNERS = ("sqrt", "division-tree", "peak-cubic", "peak-linear")
 
 
 def name_of(kind: str, network: str, batch: int) -> str:
@@ -46,7 +32,7 @@ def point_of(name: str, gpu_gib: float, *command: str, expandable: bool = False)
 
 
 def points() -> list[Point]:
-    check, checkpoints = "build/gpu/train_check", "build/gpu/peak_table"
+    check = "build/gpu/train_check"
     budgets = [
         point_of(name_of("budgets", network, batch), gib, check, network, str(batch))
         for (network, batch), gib in TRAINED.items()
@@ -63,11 +49,7 @@ def points() -> list[Point]:
         )
         for (network, batch), budget in LIMITED.items()
     ]
-    chosen = [
-        point_of(name_of("checkpoints", network, batch), 10, checkpoints, network, str(batch))
-        for network, batch in CHECKPOINTED.items()
-    ]
-    return [*budgets, *limited, *chosen]
+    return [*budgets, *limited]
 
 
 def tables(results: Results) -> str:
@@ -80,8 +62,6 @@ def tables(results: Results) -> str:
             budgets_table(results),
             "## With the process held to the budget + 5 %, ten optimizer steps\n",
             limited_table(results),
-            "## The smallest peak by choosing checkpoints, MiB predicted / measured\n",
-            checkpoints_table(results),
         ]
     )
 
@@ -125,17 +105,6 @@ def limited_table(results: Results) -> str:
         memory = [cell(figures.get(f"{name}_mib"), ".1f") for name in ("held_to", "taken")]
         rows.append([f"{network} ({batch})", *peak_cells(figures), *memory])
     return table(["network (batch)", "budget", "predicted", "measured", "", "process held to", "taken"], rows)
-
-
-def checkpoints_table(results: Results) -> str:
-    columns = [*PLANNERS, *[f"{planner}, reentrant" for planner in PLANNERS]]
-    rows = []
-    for network, batch in CHECKPOINTED.items():
-        figures = results.first(name_of("checkpoints", network, batch))
-        peaks = [figures.get(column) for column in columns]
-        cells = [peak and f"{peak['predicted_mib']:.0f} / {peak['measured_mib']:.0f}" for peak in peaks]
-        rows.append([f"{network} ({batch})", cell(figures.get("plain_mib"), ".0f"), *map(cell, cells)])
-    return table(["network (batch)", "plain", *columns], rows)
 
 
 SUITE = Suite("Networks of the papers", points(), tables)
