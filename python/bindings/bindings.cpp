@@ -286,6 +286,14 @@ void bind_graphs(py::module_& module) {
       .def_property_readonly("steps", [](const Schedule& schedule) { return schedule.steps; })
       .def("to_json", [](const Schedule& schedule, const Graph& graph) { return write_json(graph, schedule); });
   module.def("store_all", &store_all);
+  module.def(
+      "with_drops",
+      [](const Graph& graph, const std::vector<int>& runs) {
+        std::vector<OpId> ops;
+        for (const int op : runs) ops.push_back(static_cast<OpId>(op));
+        return with_drops(graph, ops);
+      },
+      py::arg("graph"), py::arg("runs"));
 }
 
 void bind_simulation(py::module_& module) {

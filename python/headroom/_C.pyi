@@ -95,6 +95,9 @@ class Schedule:
 
 def store_all(graph: Graph) -> Schedule: ...
 
+# Returns the runs of these ops, in order, with every value dropped after its last use.
+def with_drops(graph: Graph, runs: Sequence[int]) -> Schedule: ...
+
 class Simulation:
     peak_bytes: int
     time_ns: int
