@@ -13,6 +13,7 @@ from torch import fx
 from headroom import _C
 from headroom.graph.capture import Call, Capture, real_strides
 from headroom.graph.effects import forward_effects
+from headroom.graph.mutation import is_last_write
 from headroom.graph.operators import IN_FORWARD, concrete, flat_results, in_place_of, needs_a_tensor
 
 # Numbers that stand for calls in `call_of_op`: an op that hands on a forward output (the last of these is the rest of
@@ -125,6 +126,8 @@ class _GraphBuilder:
             recompute=call.may_recompute,
             overwrites=overwritten(call, self.of),
         )
+        if is_last_write(call.node):
+            op.inputs.extend(value for value in dict.fromkeys(self.gradients) if value not in op.inputs)
         if call.has_effect or (call.node.meta.get(IN_FORWARD) and not is_backward):  # Whatever reads its results.
             self.added_outputs.append(self._done(op))
         self._add(op, keeps_order=call.draws or call.has_effect)
@@ -207,7 +210,7 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
 
     Forward is what the forward outputs need, and the calls of the model's forward that draw random numbers. A call that
     neither they need nor depends on the outputs' gradients runs where it is first needed. Calls that draw keep their
-    order.
+    order, and what overwrites inputs comes last.
     """
     maker: dict[int, int] = {}  # By value: the call that makes it.
     for position, call in enumerate(of.calls):
@@ -262,6 +265,7 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
     for position in sorted(needed):
         run(position)
     is_op = [bool(call.values) or call.has_effect for call in of.calls]
+    backward.sort(key=lambda position: is_last_write(of.calls[position].node))
     return [i for i in sorted(forward) if is_op[i]], [i for i in backward if is_op[i]]
 
 
