@@ -23,6 +23,9 @@ ORDERS: dict[str, Callable[[int, float], float]] = {
     "nearly reversed": lambda position, number: -position + 20 * number,
 }
 
+# A late order runs each op as late as possible.
+ORDER_NAMES = [*ORDERS, *(f"late {name}" for name in ORDERS)]
+
 
 class Dependencies:
     """The ops of a graph in which each value has one producer, and what each op waits for."""
@@ -51,7 +54,8 @@ class Dependencies:
         A late order is made from its end: the op of the largest rank whose readers have all run comes last.
         """
         before, after = (self.readers, self.inputs) if is_late else (self.inputs, self.readers)
-        waits = {op: sum(other in set(self.needed) for other in set(before[op])) for op in self.needed}
+        needed = set(self.needed)
+        waits = {op: len(needed.intersection(before[op])) for op in self.needed}
         sign = -1 if is_late else 1
         ready = [(sign * rank[op], op) for op in self.needed if waits[op] == 0]
         heapq.heapify(ready)
@@ -69,9 +73,9 @@ class Dependencies:
 
 
 def runs_in_order(graph: _C.Graph, order: str, seed: int, rerun_share: float) -> list[int]:
-    """Returns runs of a graph: its first runs in an order of ORDERS, then that share of all ops once more at random.
+    """Returns runs of a graph: its first runs in an order of ORDER_NAMES, and that share of all ops once more.
 
-    A name may have "late " before it. An op that runs again does so directly before a reader, or anywhere.
+    An op that runs again does so directly before a reader, or anywhere.
     """
     numbers = random.Random(seed)
     of = Dependencies(graph)
@@ -111,4 +115,18 @@ def planned_in(order: str, seed: int = 0, rerun_share: float = 0.0) -> Iterator[
         return Plan(schedule, _C.simulate(shape.graph, schedule).peak_bytes)
 
     with mock.patch.object(planning.Shape, "plan", plan):
+        yield
+
+
+@contextlib.contextmanager
+def kernels_planned_in(order: str, seed: int = 0, rerun_share: float = 0.0) -> Iterator[None]:
+    """Makes every plan of Inductor's kernels run in such an order."""
+    from headroom.exec.inductor import partitioner
+
+    emit = partitioner.emit
+
+    def emit_in_order(joint: Any, step: Any, _: _C.Schedule) -> Any:
+        return emit(joint, step, _C.with_drops(step.graph, runs_in_order(step.graph, order, seed, rerun_share)))
+
+    with mock.patch.object(partitioner, "emit", emit_in_order):
         yield

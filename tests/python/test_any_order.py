@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
-from any_order import ORDERS, Dependencies, planned_in, runs_in_order  # noqa: E402
+from any_order import ORDER_NAMES, Dependencies, planned_in, runs_in_order  # noqa: E402
 from budgeted import Budgeted  # noqa: E402
 from headroom import _C  # noqa: E402
 from headroom.graph.step_graph import Rest  # noqa: E402
@@ -29,9 +29,8 @@ from training_models import BEFORE_2_13, CASES, TRANSFORMERS, loss_of, train  # 
 
 pytestmark = pytest.mark.usefixtures("alone", "fixed_costs", "fresh_device")
 
-NAMES = [*ORDERS, *(f"late {name}" for name in ORDERS)]
 # Order, seed and share of ops that run again.
-SCHEDULES = [*((name, 0, 0.0) for name in NAMES), *((name, 1, 0.3) for name in NAMES)]
+SCHEDULES = [*((name, 0, 0.0) for name in ORDER_NAMES), *((name, 1, 0.3) for name in ORDER_NAMES)]
 
 
 def replan(run: Budgeted) -> None:
