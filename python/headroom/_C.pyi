@@ -122,13 +122,15 @@ class Plan:
     lower_bound_ns: int
     smallest_budget_bytes: int
 
-def make_plan(problem: Problem, planner: str, budget_bytes: int | None) -> Plan: ...
+# `keep_order`: whether first runs keep the base order of the graph.
+def make_plan(problem: Problem, planner: str, budget_bytes: int | None, keep_order: bool) -> Plan: ...
 def find_plan_without_reruns(problem: Problem) -> Plan | None: ...
 def make_report(
     problem: Problem,
     plan: Plan,
     planner: str,
     budget_bytes: int | None,
+    keep_order: bool,
     modules: Sequence[str],
     sources: Sequence[str],
 ) -> str: ...
@@ -137,7 +139,7 @@ class CurvePoint:
     peak_bytes: int
     time_ns: int
 
-def plan_curve(problem: Problem, planner: str, points: int) -> list[CurvePoint]: ...
+def plan_curve(problem: Problem, planner: str, points: int, keep_order: bool) -> list[CurvePoint]: ...
 
 class OpProgram:
     def __init__(

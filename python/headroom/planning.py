@@ -85,7 +85,8 @@ class Shape:
         if plan is None or plan.peak_bytes > budget_bytes:
             self.need_times()
             start = time.perf_counter()
-            plan = _C.make_plan(self.problem, self.settings.planner, max(budget_bytes, 0))
+            settings = self.settings
+            plan = _C.make_plan(self.problem, settings.planner, max(budget_bytes, 0), settings.keep_order)
             if plan.smallest_budget_bytes > 0:
                 self._smallest_bytes = plan.smallest_budget_bytes
         taken = 1e3 * (time.perf_counter() - start)

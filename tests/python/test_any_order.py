@@ -19,13 +19,14 @@ headroom = pytest.importorskip("headroom")
 
 from any_order import ORDER_NAMES, Dependencies, planned_in, runs_in_order  # noqa: E402
 from budgeted import Budgeted  # noqa: E402
-from headroom import _C  # noqa: E402
 from headroom.graph.step_graph import Rest  # noqa: E402
 from test_draws import OPERATIONS  # noqa: E402
-from test_promises import Stateful  # noqa: E402
+from test_promises import KINDS, Stateful  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.functional import dropout  # noqa: E402
 from training_models import BEFORE_2_13, CASES, TRANSFORMERS, loss_of, train  # noqa: E402
+
+from headroom import _C  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone", "fixed_costs", "fresh_device")
 
@@ -104,7 +105,9 @@ def expect_plain(net: nn.Module, *, reference: Callable[..., torch.Tensor] | Non
         replan(run)
         with planned_in(order, seed, share):
             actual = steps(net, run)
-        different = [i for i, (ours, plain) in enumerate(zip(actual, expected, strict=True)) if not torch.equal(ours, plain)]
+        different = [
+            i for i, (ours, plain) in enumerate(zip(actual, expected, strict=True)) if not torch.equal(ours, plain)
+        ]
         assert different == [], (order, seed, share)
     return run
 
@@ -112,3 +115,184 @@ def expect_plain(net: nn.Module, *, reference: Callable[..., torch.Tensor] | Non
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 def test_draws_and_hidden_state_in_branches(operation: Callable[[torch.Tensor], torch.Tensor]) -> None:
     expect_plain(Branches(operation))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_buffers_that_forward_reads_and_changes(kind: str) -> None:
+    torch.manual_seed(0)
+    expect_plain(Stateful(kind))
+
+
+class Update(torch.autograd.Function):
+    """Changes two states in backward, each by what the other was."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, state: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, state, other)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        x, state, other = ctx.saved_tensors
+        result = gradient * 2 * state.cos() + x * other
+        before = state.clone()
+        state.mul_(0.5).add_(gradient.mean(0) * other)
+        other.copy_(before.sin())
+        return result, None, None
+
+
+class Changing(nn.Module):
+    """Changes buffers in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linears = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+        self.register_buffer("state", torch.linspace(-1, 1, 16))
+        self.register_buffer("other", torch.linspace(1, 2, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = Update.apply(self.linears[0](x).tanh(), self.state, self.other)
+        return self.linears[1](x + self.state).sin()
+
+
+def test_buffers_that_backward_changes() -> None:
+    run = expect_plain(Changing())
+    assert any("write" in name for name in run.ran())
+
+
+class Careless(nn.Module):
+    """Operates in place, on views and on parts of tensors, and uses modules several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.wide = nn.Linear(16, 16), nn.Linear(16, 32)
+        self.norm, self.last_norm = nn.BatchNorm1d(16), nn.BatchNorm1d(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.linear(x)).relu_()
+        z = y.clone()
+        z[:, 3:7].mul_(2)
+        z.add_(self.norm(self.linear(y)).sum(1, keepdim=True))
+        left, right = self.wide(z).chunk(2, 1)
+        left = left.sigmoid()
+        self.last_norm(left)  # Only its statistics count.
+        rows = torch.empty(32, 16).copy_(left)
+        rows[1::2] = right[::2]
+        turned = rows.t().reshape(4, -1).exp_().view(16, 32).t()
+        return torch.cat([turned, self.last_norm(right)], 1)[:, ::2] * left + self.linear(turned).tanh()
+
+
+def test_changes_in_place_and_modules_used_twice() -> None:
+    expect_plain(Careless())
+
+
+class Drawing(nn.Module):
+    """Draws random numbers of all kinds, some of them for several readers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left = self.left(x).t() * torch.bernoulli(torch.full((16, 32), 0.5))
+        right = nn.functional.dropout1d(self.right(x).unsqueeze(0), 0.3)[0]
+        noise = torch.randn_like(x)
+        chosen = nn.functional.gumbel_softmax(self.left(x), tau=0.5) * torch.rand(16)
+        heads = right.view(1, 4, 8, 16)
+        seen = nn.functional.scaled_dot_product_attention(heads, heads, heads + noise.view_as(heads), dropout_p=0.2)
+        return left.t() * right + nn.functional.rrelu(x, training=True) * noise + chosen + seen.view(32, 16)
+
+
+def test_random_numbers_of_all_kinds() -> None:
+    expect_plain(Drawing())
+
+
+notes: list[str] = []
+
+
+@torch.library.custom_op("headroom_tests::note", mutates_args=())
+def note(x: torch.Tensor, name: str) -> torch.Tensor:
+    notes.append(name)
+    return x.clone()
+
+
+@note.register_fake
+def _(x: torch.Tensor, name: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+note.register_autograd(
+    lambda ctx, gradient: (note(gradient, f"gradient of {ctx.name}"), None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "name", inputs[1]),
+)
+
+
+class Checked(nn.Module):
+    """Calls operators with effects, some of them without results, in two branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linears = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left = note(self.linears[0](x), "left").tanh()
+        torch._assert_async((left.abs() < 2).all(), "left")
+        right = note(self.linears[1](x), "right").sin()
+        torch._assert_async((right.abs() < 2).all(), "right")
+        return left * note(right, "last")
+
+
+def test_effects_happen_once_and_in_the_order_of_plain_pytorch() -> None:
+    net = Checked()
+    notes.clear()
+    steps(net, net)
+    expected = list(notes)
+    run = Budgeted(net)
+    for schedule in SCHEDULES:
+        replan(run)
+        notes.clear()
+        with planned_in(*schedule):
+            steps(net, run)
+        assert notes == expected, schedule
+        checks = [name for name in run.ran() if "assert" in name]
+        assert len(checks) == 2, schedule
+        assert checks == sorted(checks), schedule
+
+
+def done_values(net: nn.Module, *inputs: torch.Tensor) -> list[str]:
+    run = Budgeted(net)
+    run(*inputs).sum().backward()
+    values = json.loads(run.steps[0].shape(Rest()).graph.to_json())["values"]
+    return [value["name"] for value in values if value["name"].endswith(" is done")]
+
+
+def test_an_order_is_a_value_only_where_data_does_not_keep_it() -> None:
+    class InARow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return dropout(dropout(x, 0.1).sin(), 0.2)
+
+    class InParallel(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return dropout(x, 0.1) + dropout(x.sin(), 0.2) * dropout(x.cos(), 0.3)
+
+    x = torch.randn(8, 8, requires_grad=True)
+    assert done_values(InARow(), x) == []
+    assert len(done_values(InParallel(), x)) == 2
+
+
+def test_orders_are_valid_and_differ() -> None:
+    """Checks the schedules of these tests themselves."""
+    run = Budgeted(Careless())
+    run(torch.randn(32, 16)).sum().backward()
+    graph = run.steps[0].shape(Rest()).graph
+    seen = {tuple(runs_in_order(graph, *schedule)) for schedule in SCHEDULES}
+    assert len(seen) > len(SCHEDULES) // 2
+    needed = Dependencies(graph).needed
+    for runs in seen:
+        assert sorted(set(runs)) == needed
+        assert _C.is_valid(graph, _C.with_drops(graph, runs))
+    assert any(len(runs) > len(needed) for runs in seen)

@@ -343,7 +343,10 @@ class Measurer {
     for (const torch::Tensor& sum : sums.parameters) is_new.push_back(!sum.defined());
     std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> given;
     if (gradient.defined()) given = gradient.storage().getWeakStorageImpl();
-    const Reading reading = run(record(n, from), std::move(gradient), std::move(sums));
+    NodeOutput made = record(n, from);
+    const RandomState random = RandomState::now(inputs_[0].device(), node.generators);
+    const Reading reading = run(std::move(made), std::move(gradient), std::move(sums));
+    costs.backward_draws = !(RandomState::now(inputs_[0].device(), node.generators) == random);
     for (size_t k = 0; k < is_new.size(); ++k)
       if (is_new[k]) costs.parameter_gradient_bytes += storage_bytes(gradients.parameters[k]);
     int64_t made_bytes = costs.parameter_gradient_bytes;
