@@ -359,6 +359,11 @@ class Measurer {
     costs.backward_workspace_bytes = reading.peak_bytes - made_bytes;
     const int64_t held_bytes = held_peak_bytes.value_or(reading.peak_bytes + costs.output_bytes + gradient_bytes);
     costs.held_backward_workspace_bytes = std::max(held_bytes - made_bytes, costs.backward_workspace_bytes);
+    keep(node, std::move(gradients));
+  }
+
+  /// Keeps the gradients that a node's backward has computed for the backwards that add to them or read them.
+  void keep(const NetworkNode& node, NodeGradients gradients) {
     for (size_t k = 0; k < node.inputs.size(); ++k)
       if (gradients.inputs[k].defined()) gradients_[index(node.inputs[k])] = std::move(gradients.inputs[k]);
     for (size_t k = 0; k < node.parameters.size(); ++k) {
