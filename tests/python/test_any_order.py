@@ -123,6 +123,38 @@ def test_buffers_that_forward_reads_and_changes(kind: str) -> None:
     expect_plain(Stateful(kind))
 
 
+class Factor(torch.autograd.Function):
+    """Computes from a state in forward what only backward reads."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(state.cos())
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient * ctx.saved_tensors[0], None
+
+
+class Average(nn.Module):
+    """Changes a buffer of which only backward needs the old contents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("state", torch.linspace(-1, 1, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = Factor.apply(self.linear(x), self.state)
+        self.state.mul_(0.5).add_(x.detach().mean(0))
+        return x.sin()
+
+
+def test_a_buffer_of_which_only_backward_needs_the_old_contents() -> None:
+    expect_plain(Average())
+
+
 class Update(torch.autograd.Function):
     """Changes two states in backward, each by what the other was."""
 

@@ -30,6 +30,12 @@ Network make_branches(const Make& make_branch) {
   return network;
 }
 
+/// Adds the node at the start of a branch: backwards of nodes that read one value are in order by the sum of its
+/// gradients.
+Wire add_sine(Network& network, const std::string& name, Wire x) {
+  return network.add(name + ".sine", [](const Tensors& t) { return t[0].sin() * t[0]; }, {x});
+}
+
 /// Draws random numbers in backward.
 struct NoisyGradient : torch::autograd::Function<NoisyGradient> {
   static torch::Tensor forward(torch::autograd::AutogradContext* /*context*/, const torch::Tensor& x) {
@@ -51,24 +57,25 @@ const std::map<std::string, std::function<Network()>> kBranches = {
      }},
     {"buffers",
      [] {
+       torch::manual_seed(2);
        const nn::BatchNorm2d norm(nn::BatchNorm2dOptions(16).affine(false));
        return make_branches([&](Network& network, const std::string& name, Wire x) {
-         x = network.add(name + ".sin", [](const Tensors& t) { return t[0].sin() * t[0]; }, {x});
-         return network.add_module(name, norm, {x});
+         return network.add_module(name, norm, {add_sine(network, name, x)});
        });
      }},
     {"parameters",
      [] {
+       torch::manual_seed(2);
        const nn::Conv2d convolution(nn::Conv2dOptions(16, 16, 3).padding(1));
        return make_branches([&](Network& network, const std::string& name, Wire x) {
-         return network.add(name, [](const Tensors& t) { return t[0].cos() + t[0].tanh(); },
-                            {network.add_module(name + ".convolution", convolution, {x})});
+         return network.add_module(name, convolution, {add_sine(network, name, x)});
        });
      }},
     {"draws in backward",
      [] {
        return make_branches([](Network& network, const std::string& name, Wire x) {
-         return network.add(name, [](const Tensors& t) { return NoisyGradient::apply(t[0]); }, {x});
+         return network.add(name, [](const Tensors& t) { return NoisyGradient::apply(t[0]); },
+                            {add_sine(network, name, x)});
        });
      }},
 };
