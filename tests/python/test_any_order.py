@@ -17,9 +17,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("headroom._C", reason="the Python package is not built")
 headroom = pytest.importorskip("headroom")
 
-from any_order import ORDER_NAMES, Dependencies, planned_in, runs_in_order  # noqa: E402
+from any_order import ORDER_NAMES, Dependencies, kernels_planned_in, planned_in, runs_in_order  # noqa: E402
 from budgeted import Budgeted  # noqa: E402
+from headroom.exec.inductor import partitioner  # noqa: E402
 from headroom.graph.step_graph import Rest  # noqa: E402
+from inductor_steps import assert_close  # noqa: E402
+from programs.budgets import smallest_kernel_plans  # noqa: E402
 from test_draws import OPERATIONS  # noqa: E402
 from test_promises import KINDS, Stateful  # noqa: E402
 from torch import nn  # noqa: E402
@@ -314,6 +317,49 @@ def test_an_order_is_a_value_only_where_data_does_not_keep_it() -> None:
     x = torch.randn(8, 8, requires_grad=True)
     assert done_values(InARow(), x) == []
     assert len(done_values(InParallel(), x)) == 2
+
+
+@pytest.mark.parametrize("schedule", [("random", 0, 0.0), ("late random", 1, 0.3)], ids=["early", "late, reruns"])
+@pytest.mark.parametrize("make", [lambda: Branches(dropout), Average, Changing], ids=["draws", "forward", "backward"])
+def test_kernels_of_inductor(make: Callable[[], nn.Module], schedule: tuple[str, int, float]) -> None:
+    """The first steps include trials, which restore buffers and random numbers."""
+    net = make()
+    start = copy.deepcopy(net.state_dict())
+    expected = steps(net, net)
+    net.load_state_dict(start)
+    with smallest_kernel_plans(), kernels_planned_in(*schedule), torch._inductor.config.patch(fallback_random=True):
+        run = headroom.compile(net, "1x", kernels="inductor", cache=False)
+        assert_close(steps(net, run), expected)
+
+
+def test_kernels_are_emitted_in_the_order_of_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    emitted: list[list[str]] = []
+    emit = partitioner.emit
+
+    def emit_last_first(joint: Any, step: Any, _: _C.Schedule) -> Any:
+        runs = runs_in_order(step.graph, "reversed", 0, 0.0)
+        halves = emit(joint, step, _C.with_drops(step.graph, runs))
+        calls = [step.fused.calls[step.call_of_op[op]].node for op in runs if step.call_of_op[op] >= 0]
+        emitted.append([node.name for node in calls if "mm" in node.name])
+        emitted.append([node.name for half in halves for node in half.graph.nodes if "mm" in str(node.target)])
+        return halves
+
+    monkeypatch.setattr(partitioner, "emit", emit_last_first)
+    net = Careless()
+    with smallest_kernel_plans():
+        headroom.compile(net, "1x", kernels="inductor", cache=False)(torch.randn(32, 16)).sum().backward()
+    scheduled, written = emitted[:2]
+    assert written == scheduled
+    assert scheduled != sorted(scheduled, key=lambda name: (len(name), name))
+
+
+@pytest.mark.parametrize("keep_order", [False, True])
+def test_planners_are_told_to_keep_the_order(monkeypatch: pytest.MonkeyPatch, keep_order: bool) -> None:
+    told: list[bool] = []
+    make_plan = _C.make_plan
+    monkeypatch.setattr(_C, "make_plan", lambda *arguments: told.append(arguments[3]) or make_plan(*arguments))
+    headroom.plan(Careless(), torch.randn(32, 16), budget="0.9x", keep_order=keep_order).within("0.8x")
+    assert set(told) == {keep_order}
 
 
 def test_orders_are_valid_and_differ() -> None:
