@@ -111,6 +111,7 @@ test-models:  ## train models of torchvision, timm and transformers within five 
 
 test-programs:  ## random training programs (EAGER_PROGRAMS, INDUCTOR_PROGRAMS: how many), after test-dev
 	cd tests/python && $(PROGRAMS) --seeds 0:$(EAGER_PROGRAMS) --scripts $(CURDIR)/build/programs
+	cd tests/python && $(PROGRAMS) --seeds 0:$(EAGER_PROGRAMS) --shuffle 2 --scripts $(CURDIR)/build/programs
 	cd tests/python && $(PROGRAMS) --seeds 0:$(INDUCTOR_PROGRAMS) --kernels inductor --scripts $(CURDIR)/build/programs
 
 test-claims:  ## what planners claim on random graphs against all schedules (CLAIMS, SANITIZED_CLAIMS: seeds)

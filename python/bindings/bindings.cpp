@@ -25,8 +25,9 @@ namespace {
 namespace py = pybind11;
 
 /// Returns the limits of planning while a first call waits. `auto` proves plans of small graphs by a search over all
-/// schedules, which takes seconds at its default limit and hardly ever changes the plan.
-PlanLimits limits_of(const Planner& planner) {
+/// schedules, which takes seconds at its default limit and hardly ever changes the plan. Every planner keeps the order
+/// of first runs, so that `keep_order` changes nothing.
+PlanLimits limits_of(const Planner& planner, bool /*keep_order*/) {
   constexpr int64_t kMaxProofStates = 20'000;
   PlanLimits limits;
   if (&planner == &default_planner()) limits.max_states = kMaxProofStates;
@@ -286,6 +287,14 @@ void bind_graphs(py::module_& module) {
       .def_property_readonly("steps", [](const Schedule& schedule) { return schedule.steps; })
       .def("to_json", [](const Schedule& schedule, const Graph& graph) { return write_json(graph, schedule); });
   module.def("store_all", &store_all);
+  module.def(
+      "with_drops",
+      [](const Graph& graph, const std::vector<int>& runs) {
+        std::vector<OpId> ops;
+        for (const int op : runs) ops.push_back(static_cast<OpId>(op));
+        return with_drops(graph, ops);
+      },
+      py::arg("graph"), py::arg("runs"));
 }
 
 void bind_simulation(py::module_& module) {
@@ -337,9 +346,9 @@ void bind_planning(py::module_& module) {
                              [](const Plan& plan) { return plan.result.smallest_budget_bytes; });
   module.def(
       "make_plan",
-      [](const Problem& problem, const std::string& planner, std::optional<int64_t> budget_bytes) {
+      [](const Problem& problem, const std::string& planner, std::optional<int64_t> budget_bytes, bool keep_order) {
         const Planner& entry = get_planner(planner);
-        return make_plan(entry, problem, {budget_bytes, limits_of(entry)});
+        return make_plan(entry, problem, {budget_bytes, limits_of(entry, keep_order)});
       },
       py::call_guard<py::gil_scoped_release>());
   module.def("find_plan_without_reruns", &find_plan_without_reruns, py::call_guard<py::gil_scoped_release>());
@@ -348,9 +357,9 @@ void bind_planning(py::module_& module) {
       .def_readonly("time_ns", &CurvePoint::time_ns);
   module.def(
       "plan_curve",
-      [](const Problem& problem, const std::string& planner, int points) {
+      [](const Problem& problem, const std::string& planner, int points, bool keep_order) {
         const Planner& entry = get_planner(planner);
-        return plan_curve(entry, problem, points, {std::nullopt, limits_of(entry)});
+        return plan_curve(entry, problem, points, {std::nullopt, limits_of(entry, keep_order)});
       },
       py::call_guard<py::gil_scoped_release>());
 }
@@ -359,7 +368,7 @@ void bind_report(py::module_& module) {
   module.def(
       "make_report",
       [](const Problem& problem, const Plan& plan, const std::string& planner, std::optional<int64_t> budget_bytes,
-         std::vector<std::string> modules, std::vector<std::string> sources) {
+         bool keep_order, std::vector<std::string> modules, std::vector<std::string> sources) {
         ReportInput input{problem.graph, plan.result.schedule.value()};
         input.budget_bytes = budget_bytes;
         input.planner = planner;
@@ -367,7 +376,7 @@ void bind_report(py::module_& module) {
         input.modules = std::move(modules);
         input.sources = std::move(sources);
         make_report_page("");  // A missing page is reported before planning.
-        input.fronts = make_report_fronts(problem, limits_of(default_planner()));
+        input.fronts = make_report_fronts(problem, limits_of(default_planner(), keep_order));
         return make_report_page(write_report_data(input));
       },
       py::call_guard<py::gil_scoped_release>());

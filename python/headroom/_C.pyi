@@ -95,6 +95,9 @@ class Schedule:
 
 def store_all(graph: Graph) -> Schedule: ...
 
+# Returns the runs of these ops, in order, with every value dropped after its last use.
+def with_drops(graph: Graph, runs: Sequence[int]) -> Schedule: ...
+
 class Simulation:
     peak_bytes: int
     time_ns: int
@@ -119,13 +122,15 @@ class Plan:
     lower_bound_ns: int
     smallest_budget_bytes: int
 
-def make_plan(problem: Problem, planner: str, budget_bytes: int | None) -> Plan: ...
+# `keep_order`: whether first runs keep the base order of the graph.
+def make_plan(problem: Problem, planner: str, budget_bytes: int | None, keep_order: bool) -> Plan: ...
 def find_plan_without_reruns(problem: Problem) -> Plan | None: ...
 def make_report(
     problem: Problem,
     plan: Plan,
     planner: str,
     budget_bytes: int | None,
+    keep_order: bool,
     modules: Sequence[str],
     sources: Sequence[str],
 ) -> str: ...
@@ -134,7 +139,7 @@ class CurvePoint:
     peak_bytes: int
     time_ns: int
 
-def plan_curve(problem: Problem, planner: str, points: int) -> list[CurvePoint]: ...
+def plan_curve(problem: Problem, planner: str, points: int, keep_order: bool) -> list[CurvePoint]: ...
 
 class OpProgram:
     def __init__(

@@ -146,6 +146,7 @@ def compile(  # noqa: A001
     cache: bool = True,
     on_plan: Callable[[Planned], None] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    keep_order: bool = False,
 ) -> Model:
     """Compiles a module or a function so that it trains inside ``budget``.
 
@@ -166,10 +167,13 @@ def compile(  # noqa: A001
     optimizer
         The optimizer that will train the model. A budget in bytes then leaves room for its state from the first step
         on, in which the state does not exist yet.
+    keep_order
+        Whether operators run in the order of plain training, but for those that run again. Otherwise plans may move
+        operators where that needs less memory. Random numbers, effects and collectives keep their order anyway.
 
     A budget that is too small raises BudgetError in the first call, with the smallest feasible one.
     """
-    backend = _Backend(Settings(budget, planner, kernels, reserve, cache, on_plan, optimizer))
+    backend = _Backend(Settings(budget, planner, kernels, reserve, cache, on_plan, optimizer, keep_order))
     compiled = torch.compile(model, backend=backend, dynamic=False)
     if isinstance(compiled, OptimizedModule):
         compiled.__class__ = CompiledModule
@@ -213,7 +217,7 @@ class MemoryPlan:
 
     def curve(self, points: int = 20) -> list[tuple[int, int]]:
         """Returns the peaks in bytes and times in nanoseconds of the best plans, smallest peak first."""
-        curve = _C.plan_curve(self._step.shape(Rest()).problem, self.planner, points)
+        curve = _C.plan_curve(self._step.shape(Rest()).problem, self.planner, points, self._step.settings.keep_order)
         return [(point.peak_bytes + self._outside, point.time_ns) for point in curve]
 
     def save(self, graph: str, schedule: str) -> None:
@@ -234,6 +238,7 @@ class MemoryPlan:
             self._plan,
             self.planner,
             budget,
+            self._step.settings.keep_order,
             ["" if node is None else module_of(node) for node in nodes],
             ["" if node is None else source_of(node) for node in nodes],
         )

@@ -51,14 +51,15 @@ class Shape:
         self.settings = settings
         self._smallest_bytes = 0
         self._make_graph()
+        self.rest_op = max(op for op, call in enumerate(self.call_of_op) if call == HANDS_ON)
         store_all = _C.store_all(self.graph)
-        simulation = _C.simulate(self.graph, store_all)
-        self.store_all_bytes = simulation.peak_bytes
-        ops = [step.op for step in store_all.steps]
-        rest_op = max(op for op, call in enumerate(self.call_of_op) if call == HANDS_ON)
-        # Bytes in use after forward under store-all.
-        self.held_bytes = simulation.after_bytes[ops.index(rest_op) - 1]
-        self.rest_op = rest_op
+        self.store_all_bytes = _C.simulate(self.graph, store_all).peak_bytes
+        self.held_bytes = self.held_by(store_all)
+
+    def held_by(self, schedule: _C.Schedule) -> int:
+        """Returns the bytes in use after the forward half of a schedule."""
+        rest = [step.op for step in schedule.steps].index(self.rest_op)
+        return _C.simulate(self.graph, schedule).after_bytes[rest - 1]
 
     def _make_graph(self) -> None:
         self.graph, self.call_of_op = make_graph(self.captured, self.rest)
@@ -84,7 +85,8 @@ class Shape:
         if plan is None or plan.peak_bytes > budget_bytes:
             self.need_times()
             start = time.perf_counter()
-            plan = _C.make_plan(self.problem, self.settings.planner, max(budget_bytes, 0))
+            settings = self.settings
+            plan = _C.make_plan(self.problem, settings.planner, max(budget_bytes, 0), settings.keep_order)
             if plan.smallest_budget_bytes > 0:
                 self._smallest_bytes = plan.smallest_budget_bytes
         taken = 1e3 * (time.perf_counter() - start)
@@ -186,7 +188,7 @@ class Step:
         return self.shape(rest).store_all_bytes - self.input_bytes
 
     def held_bytes(self, rest: Rest) -> int:
-        return self.shape(rest).held_bytes - self.input_bytes
+        return max([self.shape(rest).held_bytes - self.input_bytes, *[now.held_bytes for now in self.chosen.values()]])
 
     def added_bytes(self, chosen: Chosen, rest: Rest) -> int | None:
         graph, schedule = self.shape(rest).graph, chosen.plan.schedule
@@ -213,7 +215,8 @@ class Step:
     def _choose(self, room: Room, added_bytes: int) -> Chosen:
         outside = room.before_bytes - self.input_bytes
         plan, op_step = self.plan(self.input_bytes + added_bytes, room.rest, outside, room.excess)
-        return Chosen(plan, op_step, rest=room.rest, added_bytes=plan.peak_bytes - self.input_bytes)
+        held = self.shape(room.rest).held_by(plan.schedule) - self.input_bytes
+        return Chosen(plan, op_step, held, rest=room.rest, added_bytes=plan.peak_bytes - self.input_bytes)
 
     def planned(self, chosen: Chosen, room: Room) -> Planned:
         planned = room.planned_bytes()
@@ -227,6 +230,7 @@ class Chosen(place.Chosen):
 
     plan: _C.Plan
     op_step: _C.OpStep
+    held_bytes: int  # Bytes that its forward leaves. A plan that moves ops may leave more than store-all.
 
     def recomputes(self) -> bool:
         return self.plan.time_ns > self.plan.base_time_ns

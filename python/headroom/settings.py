@@ -91,6 +91,7 @@ class Settings:
     on_plan: Callable[[Planned], None] | None = None  # Called with each plan before it runs.
     # Optimizer whose state is counted before it is allocated.
     optimizer: torch.optim.Optimizer | PendingState | None = None
+    keep_order: bool = False  # Whether operators run in the order of plain training, but for reruns.
 
     def __post_init__(self) -> None:
         if self.planner not in _C.planner_names():
@@ -145,3 +146,4 @@ class Options(TypedDict, total=False):
     cache: bool
     on_plan: Callable[[Planned], None] | None
     optimizer: torch.optim.Optimizer | None
+    keep_order: bool

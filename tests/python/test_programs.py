@@ -24,5 +24,9 @@ def test_programs_with_eager_kernels() -> None:
     assert "0 failed" in examine("--seeds", "0:60")
 
 
+def test_programs_in_random_orders() -> None:
+    assert "0 failed" in examine("--seeds", "0:40", "--shuffle", "3")
+
+
 def test_programs_with_inductor() -> None:
     assert "0 failed" in examine("--seeds", "0:2", "--kernels", "inductor")

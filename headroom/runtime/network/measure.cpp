@@ -343,7 +343,10 @@ class Measurer {
     for (const torch::Tensor& sum : sums.parameters) is_new.push_back(!sum.defined());
     std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> given;
     if (gradient.defined()) given = gradient.storage().getWeakStorageImpl();
-    const Reading reading = run(record(n, from), std::move(gradient), std::move(sums));
+    NodeOutput made = record(n, from);
+    const RandomState random = RandomState::now(inputs_[0].device(), node.generators);
+    const Reading reading = run(std::move(made), std::move(gradient), std::move(sums));
+    costs.backward_draws = !(RandomState::now(inputs_[0].device(), node.generators) == random);
     for (size_t k = 0; k < is_new.size(); ++k)
       if (is_new[k]) costs.parameter_gradient_bytes += storage_bytes(gradients.parameters[k]);
     int64_t made_bytes = costs.parameter_gradient_bytes;
@@ -356,6 +359,11 @@ class Measurer {
     costs.backward_workspace_bytes = reading.peak_bytes - made_bytes;
     const int64_t held_bytes = held_peak_bytes.value_or(reading.peak_bytes + costs.output_bytes + gradient_bytes);
     costs.held_backward_workspace_bytes = std::max(held_bytes - made_bytes, costs.backward_workspace_bytes);
+    keep(node, std::move(gradients));
+  }
+
+  /// Keeps the gradients that a node's backward has computed for the backwards that add to them or read them.
+  void keep(const NetworkNode& node, NodeGradients gradients) {
     for (size_t k = 0; k < node.inputs.size(); ++k)
       if (gradients.inputs[k].defined()) gradients_[index(node.inputs[k])] = std::move(gradients.inputs[k]);
     for (size_t k = 0; k < node.parameters.size(); ++k) {

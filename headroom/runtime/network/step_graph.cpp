@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 
 #include "headroom/core/quote.h"
+#include "headroom/runtime/network/kernels.h"
 
 namespace headroom {
 using namespace internal;
@@ -13,7 +15,8 @@ constexpr ValueId kNone{-1};
 
 class Builder {
  public:
-  explicit Builder(const MeasuredNetwork& measured) : network_(measured.network), costs_(measured.costs) {
+  explicit Builder(const MeasuredNetwork& measured)
+      : network_(measured.network), costs_(measured.costs), buffers_(replayed_buffers(measured)) {
     const Network& network = network_;
     const size_t inputs = network.input_names().size();
     const size_t nodes = network.nodes().size();
@@ -42,6 +45,7 @@ class Builder {
     for (size_t n = 0; n < nodes; ++n) add_values(n);
     for (size_t n = 0; n < nodes; ++n) add_forward(n);
     for (size_t n = nodes; n-- > 0;) add_backward(n);
+    keep_order();
     spec_.outputs.push_back(gradient_of_wire_[0]);
     for (const ValueId id : parameter_gradients_) spec_.outputs.push_back(id);
     return StepGraph{Graph(std::move(spec_)),  as_chain(),        std::move(ops_),
@@ -156,6 +160,86 @@ class Builder {
     return sums_[{wire, n}] = add_value(name, costs_.nodes[n].input_gradients[place_of(n, wire)].bytes);
   }
 
+  /// Makes ops run in base order that share more than the values that they read: random numbers, buffers that some node
+  /// changes, and sums of parameter gradients.
+  void keep_order() {
+    const size_t nodes = network_.nodes().size();
+    done_.assign(spec_.ops.size(), kNone);
+    std::vector<size_t> draws;
+    std::vector<size_t> late_draws;
+    for (size_t n = 0; n < nodes; ++n)
+      if (costs_.nodes[n].draws) draws.push_back(n);
+    for (size_t n = nodes; n-- > 0;)
+      if (costs_.nodes[n].backward_draws) late_draws.push_back(n);
+    keep_order_of(draws, Phase::kForward);
+    keep_order_of(late_draws, Phase::kBackward);
+    for (const std::vector<size_t>& users : users_of(buffers_)) keep_order_of(users, Phase::kForward);
+    std::vector<Tensors> parameters;
+    for (const NetworkNode& node : network_.nodes()) parameters.push_back(node.parameters);
+    for (std::vector<size_t>& users : users_of(parameters)) {
+      std::ranges::reverse(users);
+      keep_order_of(users, Phase::kBackward);
+    }
+  }
+
+  /// Returns for each tensor that several nodes have these nodes, ascending.
+  static std::vector<std::vector<size_t>> users_of(const std::vector<Tensors>& by_node) {
+    std::map<const c10::StorageImpl*, std::vector<size_t>> users;
+    for (size_t n = 0; n < by_node.size(); ++n)
+      for (const torch::Tensor& tensor : by_node[n]) {
+        std::vector<size_t>& known = users[tensor.storage().unsafeGetStorageImpl()];
+        if (known.empty() || known.back() != n) known.push_back(n);
+      }
+    std::vector<std::vector<size_t>> result;
+    for (auto& [storage, nodes] : users)
+      if (nodes.size() > 1) result.push_back(std::move(nodes));
+    std::ranges::sort(result);
+    return result;
+  }
+
+  /// Makes the ops of these nodes in one phase run in this order. Where one does not depend on the one before it anyway,
+  /// it reads a value of 0 bytes from it.
+  void keep_order_of(std::span<const size_t> nodes, Phase phase) {
+    for (size_t i = 1; i < nodes.size(); ++i) {
+      const std::vector<size_t> before = ops_of(nodes[i - 1], phase);
+      const std::vector<size_t> after = ops_of(nodes[i], phase);
+      if (depends(after[0], before[0])) continue;
+      ValueId& done = done_[before[0]];
+      if (done == kNone) {
+        done = add_value(spec_.ops[before[0]].name + " done", 0);
+        for (const size_t op : before) spec_.ops[op].outputs.push_back(done);
+      }
+      for (const size_t op : after) spec_.ops[op].inputs.push_back(done);
+    }
+  }
+
+  std::vector<size_t> ops_of(size_t n, Phase phase) const {
+    const size_t nodes = network_.nodes().size();
+    if (phase == Phase::kBackward) return {3 * nodes - 1 - n};
+    return {2 * n, 2 * n + 1};
+  }
+
+  /// Returns whether an op depends on an earlier one, or on another producer of what that one writes.
+  bool depends(size_t op, size_t on) const {
+    std::vector<std::vector<size_t>> producers(spec_.values.size());
+    for (size_t i = on; i < op; ++i)
+      for (const ValueId id : spec_.ops[i].outputs) producers[index(id)].push_back(i);
+    std::vector<bool> seen(spec_.ops.size());
+    std::vector<size_t> stack = {op};
+    while (!stack.empty()) {
+      const size_t next = stack.back();
+      stack.pop_back();
+      if (next == on) return true;
+      for (const ValueId id : spec_.ops[next].inputs)
+        for (const size_t source : producers[index(id)])
+          if (!seen[source]) {
+            seen[source] = true;
+            stack.push_back(source);
+          }
+    }
+    return false;
+  }
+
   /// Returns the chain, if the network is one: each node reads the output of the node before it and no other value that
   /// has a gradient, and gives that output a gradient of the same size in memory of its own.
   std::optional<Chain> as_chain() const {
@@ -198,6 +282,8 @@ class Builder {
   std::vector<ValueId> node_outputs_;
   std::vector<ValueId> tapes_;
   std::vector<ValueId> parameter_gradients_;
+  std::vector<Tensors> buffers_;  ///< By node: its buffers that some node changes.
+  std::vector<ValueId> done_;     ///< By op: the value that says that it, or another run of its node, has run.
 };
 
 }  // namespace

@@ -33,7 +33,8 @@ struct NodeCosts {
   int64_t held_backward_workspace_bytes = 0;  ///< Workspace where the output and its gradient stay live.
   int64_t parameter_gradient_bytes = 0;       ///< Bytes of the parameter gradients that no later node has allocated.
   std::vector<GradientMemory> input_gradients;
-  bool draws = false;  ///< Whether it draws random numbers.
+  bool draws = false;           ///< Whether its forward draws random numbers.
+  bool backward_draws = false;  ///< Whether its backward does.
   bool changes_buffers = false;
   /// Whether its forward gives other bits without recording; it is then run recorded, and the tape is dropped.
   bool records_to_run = false;
@@ -71,6 +72,10 @@ struct StepOp {
 /// (docs/formats.md). Where several nodes read a wire, the backward of each adds to the gradient that later nodes gave:
 /// the last one to run writes g{i}, and the others write g{i}.{node}. The graph of a network that is a chain is exactly
 /// its chain's graph, to_graph(), ids included.
+///
+/// Ops that share more than values keep their order in every schedule: forwards that draw random numbers or use a buffer
+/// that one of them changes, and backwards that draw or add to the gradient of the same parameter. Where the values
+/// above do not say so, an op reads a value of 0 bytes from the one before it, such as "F3 done". A chain needs none.
 ///
 /// Resident values are w (parameters, buffers, all inputs except the first), a0 (the first input), and the gradient of
 /// the loss.

@@ -48,8 +48,8 @@ struct OpProgram {
   Graph graph;
   std::vector<OpCall> calls;
   /// By OpId: its call, or one of two constants. kHandsOn marks an op without a call that returns the forward outputs
-  /// that lie in what it reads. A value that is a forward output has such an op right after it is written; the op's
-  /// output holds the value from then on, since the user has it. The last of these ops stands for what the user does
+  /// that lie in what it reads. A value that is a forward output has such an op; the op's output holds the value from
+  /// then on, since the user has it. The last of these ops, which depends on all others, stands for what the user does
   /// between forward and backward, and writes what backward is given. kAccumulates marks an op that stands for what
   /// autograd does with the gradients after backward.
   std::vector<int> call_of_op;

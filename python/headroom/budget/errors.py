@@ -49,7 +49,7 @@ def too_small(
     kept_free = settings.kept_free_bytes()
     outside = outside_bytes + excess_bytes + kept_free
     smallest = smallest_bytes + outside
-    tightest = _C.make_plan(problem, settings.planner, smallest_bytes)
+    tightest = _C.make_plan(problem, settings.planner, smallest_bytes, settings.keep_order)
     largest = "" if tightest.schedule is None else _largest_at_peak(graph, tightest.schedule)
     shown = _C.format_bytes(settings.budget) if isinstance(settings.budget, int) else settings.budget
     named = f"{smallest} bytes ({_C.format_bytes(smallest)})"

@@ -23,6 +23,7 @@ from headroom.entrance import count_graph
 from headroom.exec.nodes import compiled_node, may_have_history
 from headroom.exec.refusals import refuse_unsupported_backwards
 from headroom.graph.capture import capture
+from headroom.graph.mutation import write_last
 from headroom.graph.op_program import make_calls
 from headroom.graph.operators import is_tensor
 from headroom.graph.rewrite import (
@@ -50,6 +51,7 @@ def make_step(joint: fx.GraphModule, forward_output_count: int, settings: Settin
     share_masks(joint)
     protect_changed_inputs(joint, forward_output_count)
     separate_gradients(joint, forward_output_count)
+    write_last(joint)
     captured = capture(joint, forward_output_count, name)
     device = captured.device
     cache = functools.partial(cost_cache, device, settings)

@@ -66,9 +66,7 @@ class Call:
     # Whether it may depend on or change what PyTorch does not know; see operators.is_opaque().
     is_opaque: bool = False
     may_recompute: bool = True
-    # Whether it runs for its effect: exactly once, in order with the other calls that have effects.
-    has_effect: bool = False
-    effect: int = -1  # Value that stands for its effect.
+    has_effect: bool = False  # Whether it runs for its effect: exactly once, whatever reads its results.
     # Values that its result may overwrite. None: derived from the operator.
     overwrites: list[int] | None = None
     channels_last: bool = False  # Whether images that it reads are channels-last, whatever was captured.
@@ -105,7 +103,6 @@ class Capture:
     many: dict[fx.Node, list[int]] = field(default_factory=dict)  # By node with several results: their tensors.
     # Values of get_attr nodes, and of nodes that are computed from them.
     constants: dict[fx.Node, Any] = field(default_factory=dict)
-    last_effect: int = -1  # Tensor that stands for the last effect; the next effect depends on it.
 
     def resident_bytes(self) -> int:
         return sum(value.bytes for value in self.values if value.resident)
@@ -243,29 +240,11 @@ def _add_operator(to: Capture, node: fx.Node, value: object) -> None:
     if is_several:
         to.many[node] = call.makes
         to.number.pop(node, None)
-    if call.has_effect:
-        _order_effect(to, call)
     to.calls.append(call)
 
 
 def _is_unused(node: fx.Node) -> bool:
     return all(user.target is operator.getitem and not user.users for user in node.users)
-
-
-def _order_effect(to: Capture, call: Call) -> None:
-    """Makes the call read the value of the effect before it, and gives it a value that stands for its own effect."""
-    if to.last_effect >= 0:
-        call.reads.append(to.last_effect)
-    if has_effect(call.node.target) and call.values:
-        call.effect = call.values[0]  # A token.
-    else:
-        to.tensors.append(call.node)
-        to.view_call.append(-1)
-        to.value_of_tensor.append(len(to.values))
-        call.effect = len(to.values)
-        call.values.append(call.effect)
-        to.values.append(Value(f"effect of {call.node.name}", 0, resident=False))
-    to.last_effect = to.value_of_tensor.index(call.effect)
 
 
 def _may_recompute(node: fx.Node, *, is_opaque: bool) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from headroom._torch import HigherOrderOperator, OpOverload
+from headroom._torch import HigherOrderOperator, OpOverload, must_be_in_backward
 from headroom.graph.operators import is_collective, is_opaque
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def _is_in_backward(node: fx.Node) -> bool:
     """Returns whether AOTAutograd marks the call as backward, or the call takes the first token of backward."""
     token = node.args[0] if node.args else None
     takes_first_token = isinstance(token, fx.Node) and token.op == "placeholder" and token.name.startswith("tangents")
-    return node.meta.get("partitioner_tag") == "is_backward" or takes_first_token
+    is_tagged = node.meta.get("partitioner_tag") == "is_backward" or must_be_in_backward(node)
+    return is_tagged or takes_first_token
 
 
 def may_draw(node: fx.Node) -> bool:

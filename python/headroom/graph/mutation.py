@@ -1,15 +1,16 @@
-"""Keeps the contents of inputs that backward reads and forward overwrites.
+"""Inputs that a step overwrites: backward reads their old contents, and writes of its own come last.
 
 A model may read a buffer and then update it, for instance a queue of negatives, a moving average or a history of
 maxima. The joint graph is functional: it reads the input as it was before the step, and copies the new content into it
 at the end of forward. A call that runs in backward, for the first time or as a rerun, would read the new content.
-PyTorch's own partition does not consider that either.
+PyTorch's own partition does not consider that either. What backward itself changes, in an autograd function of the
+user's, is copied into the input by a call of the joint graph.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import fx
@@ -18,11 +19,45 @@ from torch.utils.checkpoint import CheckpointPolicy
 from headroom._torch import must_be_in_backward, must_be_in_forward, pytree
 from headroom.graph.operators import is_tensor, is_view, storage_bytes
 from headroom.graph.rewrite import ancestors
+from headroom.graph.unsupported import Unsupported
 
 aten = torch.ops.aten
 
 torch.library.define("headroom::copy", "(Tensor x) -> Tensor")
 torch.library.impl("headroom::copy", "CompositeExplicitAutograd", torch.clone)
+torch.library.define("headroom::write", "(Tensor(a!)[] to, Tensor[] sources) -> ()")
+
+
+@torch.library.impl("headroom::write", "CompositeExplicitAutograd")
+def _write(to: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copies tensors over others. It runs below autograd, where a copy does not count as a change by itself."""
+    overwritten = {tensor.untyped_storage()._cdata for tensor in to}
+    read = [source.clone() if source.untyped_storage()._cdata in overwritten else source for source in sources]
+    for tensor, source in zip(to, read, strict=True):
+        tensor.copy_(source)
+        torch.autograd.graph.increment_version(tensor)
+
+
+def write_last(joint: fx.GraphModule) -> None:
+    """Makes what backward writes over inputs one effect, which runs after all that reads them; see is_last_write()."""
+    writes = [node for node in joint.graph.nodes if is_backward_write(node)]
+    for node in writes:
+        if node.target is not aten.copy_.default or node.users:
+            raise Unsupported(f"{node.name}: {node.target} changes memory in a way that cannot be planned")
+    if not writes:
+        return
+    with joint.graph.inserting_before(joint.graph.output_node()):
+        arguments = tuple([node.args[i] for node in writes] for i in range(2))
+        last = joint.graph.call_function(torch.ops.headroom.write.default, arguments)
+    last.meta = {**writes[-1].meta, "val": None}
+    for node in writes:
+        joint.graph.erase_node(node)
+    joint.recompile()
+
+
+def is_last_write(node: fx.Node) -> bool:
+    """Returns whether a call overwrites an input at the end of backward."""
+    return node.target is torch.ops.headroom.write.default
 
 
 def keep_what_forward_overwrites(joint: fx.GraphModule, output_count: int) -> None:

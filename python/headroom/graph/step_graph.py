@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import fx
 from headroom import _C
 from headroom.graph.capture import Call, Capture, real_strides
 from headroom.graph.effects import forward_effects
+from headroom.graph.mutation import is_last_write
 from headroom.graph.operators import IN_FORWARD, concrete, flat_results, in_place_of, needs_a_tensor
 
 # Numbers that stand for calls in `call_of_op`: an op that hands on a forward output (the last of these is the rest of
@@ -44,100 +46,151 @@ def make_graph(of: Capture, rest: Rest = Rest(), *, accumulates: bool = True) ->
         for value in of.calls[position].values:
             if value in outputs:
                 builder.hand_on(value)
-    builder.add_rest(rest, [of.calls[position].effect for position in forward if of.calls[position].has_effect])
+    builder.add_rest(rest)
     for position in backward:
         builder.add_call(position, is_backward=True)
     if accumulates:
         builder.add_accumulation(rest)
-    return builder.build(), builder.call_of_op
+    return builder.build(), [op.call for op in builder.ops]
+
+
+@dataclass
+class _Op:
+    """An op of the graph that is being built, with the fields of _C.Op."""
+
+    call: int  # Position of its call, HANDS_ON or ACCUMULATES.
+    name: str
+    is_backward: bool
+    inputs: list[int]
+    outputs: list[int]
+    time_ns: int = 0
+    workspace_bytes: int = 0
+    recompute: bool = False
+    overwrites: Sequence[int] = ()
+    done: int = -1  # Value of 0 bytes that says that it has run. -1: there is none.
 
 
 class _GraphBuilder:
-    """Adds the ops of a step in their base order, and the values that only these ops have."""
+    """Adds the ops of a step in their base order, and the values that only these ops have.
+
+    Calls that draw random numbers or have effects run in their base order, and so does the rest of the step among them.
+    Where an op does not depend on the one before by what it reads, it reads a value of 0 bytes from it.
+    """
 
     def __init__(self, of: Capture) -> None:
         self.of = of
-        self.ops: list[_C.Op] = []
-        self.call_of_op: list[int] = []
+        self.ops: list[_Op] = []
         self.added_values: list[_C.Value] = []
         self.added_outputs: list[int] = []  # Values of the builder's own that are outputs of the step.
         self.tangents = list(dict.fromkeys(of.value_of_tensor[tensor] for tensor in of.backward_inputs if tensor >= 0))
         self.gradients = [of.value_of_tensor[tensor] for tensor in of.backward_outputs if tensor >= 0]
         self.held: list[int] = []  # Gradients of outputs that others hold until the end of backward.
+        self.ordered: list[_Op] = []  # Ops that keep their order.
+        self.last_ordered: dict[int, int] = {}  # By value: position of the last of these that it depends on.
 
-    def _add(self, op: _C.Op, call: int) -> None:
+    def _add(self, op: _Op, *, keeps_order: bool = False) -> None:
+        last = max((self.last_ordered.get(value, -1) for value in op.inputs), default=-1)
+        if keeps_order:
+            if last + 1 < len(self.ordered):
+                op.inputs.append(self._done(self.ordered[-1]))
+            last = len(self.ordered)
+            self.ordered.append(op)
+        self.last_ordered.update(dict.fromkeys(op.outputs, last))
         self.ops.append(op)
-        self.call_of_op.append(call)
+
+    def _add_value(self, value: _C.Value) -> int:
+        self.added_values.append(value)
+        return len(self.of.values) + len(self.added_values) - 1
 
     def _add_output(self, value: _C.Value) -> int:
-        self.added_values.append(value)
-        self.added_outputs.append(len(self.of.values) + len(self.added_values) - 1)
+        self.added_outputs.append(self._add_value(value))
         return self.added_outputs[-1]
+
+    def _done(self, op: _Op) -> int:
+        """Returns the value that says that an op has run."""
+        if op.done < 0:
+            op.done = self._add_value(_C.Value(f"{op.name} is done", 0))
+            op.outputs.append(op.done)
+        return op.done
 
     def add_call(self, position: int, *, is_backward: bool) -> None:
         call = self.of.calls[position]
-        op = _C.Op(
-            name=call.node.name,
-            is_backward=is_backward,
+        op = _Op(
+            position,
+            call.node.name,
+            is_backward,
             inputs=list(dict.fromkeys(self.of.value_of_tensor[tensor] for tensor in call.reads)),
-            outputs=call.values,
+            outputs=list(call.values),
             time_ns=call.time_ns,
             workspace_bytes=call.workspace_bytes,
             recompute=call.may_recompute,
             overwrites=overwritten(call, self.of),
         )
-        self._add(op, position)
+        if is_last_write(call.node):
+            op.inputs.extend(value for value in dict.fromkeys(self.gradients) if value not in op.inputs)
+        if call.has_effect or (call.node.meta.get(IN_FORWARD) and not is_backward):  # Whatever reads its results.
+            self.added_outputs.append(self._done(op))
+        self._add(op, keeps_order=call.draws or call.has_effect)
 
     def hand_on(self, value: int) -> None:
         """Adds the op that hands a value on as a forward output, which holds the value from then on."""
         name = f"output {self.of.values[value].name}"
         kept = self._add_output(_C.Value(f"{self.of.values[value].name} as output", 0, holds=[value]))
-        self._add(_C.Op(name=name, is_backward=False, inputs=[value], outputs=[kept]), HANDS_ON)
+        self._add(_Op(HANDS_ON, name, is_backward=False, inputs=[value], outputs=[kept]))
 
-    def add_rest(self, rest: Rest, effects: list[int]) -> None:
-        """Adds the rest of the step, after all forward outputs.
-
-        Calls with effects in forward run before it, whether or not their results are read.
-        """
-        inputs = [*self.added_outputs, *effects]
+    def add_rest(self, rest: Rest) -> None:
+        """Adds the rest of the step, after all forward outputs and all that must happen in forward."""
+        inputs = list(self.added_outputs)
         left = self._add_output(_C.Value("left by the rest of the step", rest.left_bytes))
         tangent_bytes = sum(self.of.values[value].bytes for value in self.tangents)
-        op = _C.Op(
-            name="the rest of the step",
+        op = _Op(
+            HANDS_ON,
+            "the rest of the step",
             is_backward=True,
             inputs=inputs,
             outputs=[*self.tangents, left],
             workspace_bytes=max(0, rest.peak_bytes - rest.left_bytes - tangent_bytes),
         )
-        self._add(op, HANDS_ON)
+        self._add(op, keeps_order=True)
         # loss.backward() itself holds the gradient of the loss.
         given = [tensor for tensor in self.of.backward_inputs if tensor >= 0]
         scalars = [tensor for tensor in given if self.of.tensors[tensor].meta["val"].numel() == 1]
         self.held = self.tangents if rest.is_held else [self.of.value_of_tensor[tensor] for tensor in scalars]
 
     def add_accumulation(self, rest: Rest) -> None:
-        op = _C.Op(
-            name="accumulate gradients",
+        op = _Op(
+            ACCUMULATES,
+            "accumulate gradients",
             is_backward=True,
             inputs=list(dict.fromkeys(self.gradients)),
             outputs=[self._add_output(_C.Value("accumulated gradients", 0))],
             workspace_bytes=max(_copied_gradients_bytes(self.of), rest.tail_bytes),
         )
-        self._add(op, ACCUMULATES)
+        self._add(op, keeps_order=True)
 
     def build(self) -> _C.Graph:
         of = self.of
-        effects = [call.effect for call in of.calls if call.has_effect]
-        outputs = [
-            value for value in dict.fromkeys([*self.gradients, *self.held, *effects]) if not of.values[value].resident
-        ]
+        outputs = [value for value in dict.fromkeys([*self.gradients, *self.held]) if not of.values[value].resident]
         # Values keep their numbers, so a value that no op reads or writes becomes a resident one of size 0.
         used = {value for op in self.ops for value in [*op.inputs, *op.outputs]}
         values = [
             _C.Value(name, size, resident) if number in used or resident else _C.Value(name, 0, resident=True)
             for number, (name, size, resident) in enumerate(of.values)
         ]
-        return _C.Graph(of.name, [*values, *self.added_values], self.ops, [*outputs, *self.added_outputs])
+        ops = [
+            _C.Op(
+                name=op.name,
+                is_backward=op.is_backward,
+                inputs=op.inputs,
+                outputs=op.outputs,
+                time_ns=op.time_ns,
+                workspace_bytes=op.workspace_bytes,
+                recompute=op.recompute,
+                overwrites=op.overwrites,
+            )
+            for op in self.ops
+        ]
+        return _C.Graph(of.name, [*values, *self.added_values], ops, [*outputs, *self.added_outputs])
 
 
 def _needed_for(calls: Iterable[int], inputs: Callable[[int], Iterable[int]], done: set[int]) -> set[int]:
@@ -157,7 +210,7 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
 
     Forward is what the forward outputs need, and the calls of the model's forward that draw random numbers. A call that
     neither they need nor depends on the outputs' gradients runs where it is first needed. Calls that draw keep their
-    order.
+    order, and what overwrites inputs comes last.
     """
     maker: dict[int, int] = {}  # By value: the call that makes it.
     for position, call in enumerate(of.calls):
@@ -211,7 +264,8 @@ def base_order(of: Capture) -> tuple[list[int], list[int]]:
             run(position)
     for position in sorted(needed):
         run(position)
-    is_op = [bool(call.values) for call in of.calls]
+    is_op = [bool(call.values) or call.has_effect for call in of.calls]
+    backward.sort(key=lambda position: is_last_write(of.calls[position].node))
     return [i for i in sorted(forward) if is_op[i]], [i for i in backward if is_op[i]]
 
 

@@ -25,6 +25,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--kernels", choices=("eager", "inductor"), default="eager")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--shuffle", type=int, default=0, help="run this many schedules in random orders, no budgets")
     parser.add_argument("--timeout", type=float, default=120, help="seconds that one program may take")
     parser.add_argument("--shrink-seconds", type=float, default=60, help="time to make a failing program smaller")
     parser.add_argument("--scripts", type=Path, default=None, help="a folder for the scripts of failures")

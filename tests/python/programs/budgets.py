@@ -66,11 +66,17 @@ class Budgeted:
         """Returns the memory that a step that stores everything is predicted to add, of which shares are taken."""
         return max([place.store_all_bytes() for place in self.roots()], default=0)
 
-    def set_budget(self, budget: int | str) -> None:
+    def predicted_bytes(self) -> int:
+        """Returns the memory that the plans of these graphs are predicted to add, graphs in flight with them."""
+        added = [place.step.chosen[place].added_bytes for place in self.roots() if place in place.step.chosen]
+        return max(added, default=0)
+
+    def set_budget(self, budget: int | str | None) -> None:
         """Changes the budget, and forgets the measurements of earlier runs."""
         self.settings = Settings(budget)
         known = flights_on(self.device).roots
         for step in self.steps:
             step.settings = self.settings
             step.chosen.clear()
+            step.plans.clear()
             known.pop(step, None)

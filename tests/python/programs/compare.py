@@ -55,6 +55,7 @@ class Rules:
 
     tolerance: float = 0.0  # as a share of the largest element; 0: the same bits
     may_refuse_change: bool = False  # to raise where the user changes a tensor, though plain PyTorch does not
+    may_accept_change: bool = False  # the same where plain PyTorch raises: a rerun has its own copy of a result
     may_be_zeros: bool = False  # in the place of no gradient
     noise: Mapping[tuple[int, str], float] = field(default_factory=dict)  # that values have anyway, by step and name
 
@@ -128,6 +129,8 @@ def difference(expected: Log, actual: Log, rules: Rules, rounding: Rules) -> Fai
         kinds = [log.errors.get(step, ("", ""))[0] for log in (expected, actual)]
         if kinds[0] != kinds[1]:
             if kinds[1] == IN_PLACE and rules.may_refuse_change:
+                return None
+            if kinds == [IN_PLACE, ""] and rules.may_accept_change:
                 return None
             if kinds[1] == "":
                 return Failure("missing error", f"step {step}: plain raises {expected.errors[step][1]}")

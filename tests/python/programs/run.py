@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from any_order import ORDER_NAMES, kernels_planned_in, planned_in
 from fixed_costs import fixed_costs
 from torch._inductor import config as inductor_config
 from torch.utils._pytree import tree_map
@@ -41,6 +42,7 @@ class Options:
     kernels: str = "eager"
     has_shares: bool = True  # budgets that are shares of what storing everything adds
     has_bytes: bool = True  # a budget in bytes
+    shuffles: int = 0  # schedules in random orders instead of budgets
 
 
 # Errors of PyTorch's own, which backend aot_eager raises for the same programs.
@@ -151,6 +153,9 @@ class Runner:
             store_all = self.check_budget(budgeted, plain, "1x", None, failures)
             if store_all is None:
                 return failures
+            if self.options.shuffles > 0:
+                self.check_shuffled(budgeted, plain, store_all, failures)
+                return failures
             smallest = budgeted.smallest_share()
             is_irregular = "irregular" in self.program.traits
             for share in sorted({smallest + 1e-6, (1 + smallest) / 2}) if self.options.has_shares else ():
@@ -161,6 +166,17 @@ class Runner:
             if self.options.has_bytes:
                 self.check_bytes(budgeted, plain, store_all, failures)
         return failures
+
+    def check_shuffled(
+        self, budgeted: Budgeted, plain: prelude.Log, store_all: prelude.Log, failures: list[Failure]
+    ) -> None:
+        """Runs the program by schedules in random orders, half of them with reruns, which must keep to their peaks."""
+        for number in range(self.options.shuffles):
+            order, share = ORDER_NAMES[(self.program.seed + number) % len(ORDER_NAMES)], 0.3 * (number % 2)
+            budget = f"{share} reruns in {order} order"
+            budgeted.set_budget(None)
+            with planned_in(order, self.program.seed + number, share):
+                self.check_budget(budgeted, plain, budget, store_all, failures)
 
     def check_bytes(
         self, budgeted: Budgeted, plain: prelude.Log, store_all: prelude.Log, failures: list[Failure]
@@ -215,8 +231,11 @@ class Runner:
         if left_bytes > 0 and store_all is not None:
             failures.append(Failure("leak", f"{left_bytes} bytes are left", budget))
         is_planned = store_all is not None and compiler.is_all_planned() and "irregular" not in self.program.traits
+        if self.options.shuffles > 0:  # A graph expects those that run while it is in flight to keep to store-all.
+            is_planned = is_planned and compiler.graph_count == 1
         if is_planned and len(log.added) > LEARNING_STEPS:
-            limit = float(budget[:-1]) * max(compiler.store_all_bytes(), *store_all.added[LEARNING_STEPS:])
+            added = max(compiler.store_all_bytes(), *store_all.added[LEARNING_STEPS:])
+            limit = float(budget[:-1]) * added if budget.endswith("x") else compiler.predicted_bytes()
             peak = max(log.added[LEARNING_STEPS:])
             if peak > limit and max(log.warned_steps, default=0) < LEARNING_STEPS:
                 failures.append(Failure("peak", f"{peak} bytes added, {limit:.0f} allowed", budget))
@@ -247,6 +266,7 @@ class Runner:
         return Rules(
             tolerance=tolerance,
             may_refuse_change=(may_refuse or "saved tensors hooks" in traits) and "user change" in traits,
+            may_accept_change=self.options.shuffles > 0 and "user change" in traits,
             may_be_zeros="unused output" in traits,
         )
 
@@ -281,13 +301,16 @@ class Runner:
         Random numbers are drawn as in plain PyTorch. "least" is the smallest plan, whatever its real peak.
         """
         failures: list[Failure] = []
-        budget = INDUCTOR_BUDGETS[self.program.seed % len(INDUCTOR_BUDGETS)]
+        shuffles = self.options.shuffles
+        budget = "least" if shuffles > 0 else INDUCTOR_BUDGETS[self.program.seed % len(INDUCTOR_BUDGETS)]
         plans = smallest_kernel_plans() if budget == "least" else contextlib.nullcontext()
+        order, share = ORDER_NAMES[self.program.seed % len(ORDER_NAMES)], 0.3 * (self.program.seed % 2)
+        shuffled = kernels_planned_in(order, self.program.seed, share) if shuffles > 0 else contextlib.nullcontext()
 
         def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
             return headroom.compile(function, budget and "1x", kernels="inductor", cache=False)
 
-        with plans, inductor_config.patch(fallback_random=True):
+        with plans, shuffled, inductor_config.patch(fallback_random=True):
             may_be_too_small = budget is not None
             self.check_budget(compiler, plain, str(budget), None, failures, may_be_too_small=may_be_too_small)
             if failures and failures[0].kind == "value" and self.agrees_in_double(compiler):

@@ -29,7 +29,7 @@ def examine(seed: int, arguments: argparse.Namespace) -> Report:
     from programs.run import Options, run_program
     from programs.shrink import script_of, shrink
 
-    options = Options(arguments.device, arguments.kernels)
+    options = Options(arguments.device, arguments.kernels, shuffles=arguments.shuffle)
     program = generate(seed)
     result = run_program(program, options)
     if result.status != "failed":

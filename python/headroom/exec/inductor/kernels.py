@@ -397,8 +397,11 @@ class Kernels:
                 self.simulated.clear()
             graph, _ = make_graph(self.tried[-1].partitioner.step.fused, rest, accumulates=False)
             store_all = _C.simulate(graph, _C.store_all(graph)).peak_bytes
-            smallest = _C.make_plan(_C.Problem(graph), self.settings.planner, 0).smallest_budget_bytes
-            self.simulated[rest] = smallest - graph.resident_bytes(), store_all - graph.resident_bytes()
+            smallest = _C.make_plan(_C.Problem(graph), self.settings.planner, 0, self.settings.keep_order)
+            self.simulated[rest] = (
+                smallest.smallest_budget_bytes - graph.resident_bytes(),
+                store_all - graph.resident_bytes(),
+            )
         return self.simulated[rest]
 
     def _find_tried(self, limit_bytes: int, rest: Rest) -> Candidate | None:

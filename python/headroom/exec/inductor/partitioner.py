@@ -261,12 +261,16 @@ class Partitioner(CustomPartitionerFn):
         target -= int(_MARGIN * (target - self.resident_bytes))
         if self.is_first and counts_whole_blocks(step.captured.device) and self._is_near_smallest(target):
             self._aimed_bytes, target = target - self.resident_bytes, 0
-        plan = _C.make_plan(step.problem, self.settings.planner, max(target, 0))
+        plan = self._make_plan(target)
         if plan.schedule is None:
             self.is_smallest = True
-            plan = _C.make_plan(step.problem, self.settings.planner, plan.smallest_budget_bytes)
+            plan = self._make_plan(plan.smallest_budget_bytes)
         self.schedule, self.simulated_bytes, self.time_ns = plan.schedule, plan.peak_bytes, plan.time_ns
         return emit(joint, step, plan.schedule)
+
+    def _make_plan(self, budget_bytes: int) -> _C.Plan:
+        settings = self.settings
+        return _C.make_plan(self.step.problem, settings.planner, max(budget_bytes, 0), settings.keep_order)
 
     def _is_near_smallest(self, target_bytes: int) -> bool:
         """Returns whether to try the smallest plan first: its measured peak shows whether the budget is feasible."""
@@ -298,8 +302,7 @@ class Partitioner(CustomPartitionerFn):
 
     def smallest_bytes(self) -> int:
         """Returns the bytes that the step adds with the smallest plan."""
-        plan = _C.make_plan(self.step.problem, self.settings.planner, 0)
-        return plan.smallest_budget_bytes - self.resident_bytes
+        return self._make_plan(0).smallest_budget_bytes - self.resident_bytes
 
     def allowed_bytes(self) -> int:
         """Returns the bytes that the step may add to the memory in use before it."""
