@@ -6,7 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "headroom/plan/auto/auto_front.h"
@@ -82,7 +82,8 @@ class AutoFronts {
 
  private:
   std::mutex mutex_;
-  std::map<std::pair<Effort, int64_t>, std::shared_ptr<const AutoFront>> fronts_;  ///< By effort and max_states.
+  /// By keep_order, effort and max_states.
+  std::map<std::tuple<bool, Effort, int64_t>, std::shared_ptr<const AutoFront>> fronts_;
 };
 
 /// Returns the schedule that runs every op of store_all() once, in place wherever it may.

@@ -108,8 +108,35 @@ struct DescentParameters {
   bool extends_inputs = true;
   /// Whether a move may run an op's next rerun earlier instead of running the op once more.
   bool moves_reruns = true;
+  /// Whether runs are moved, first runs too, before anything is recomputed. Set by the search for plans in any order.
+  bool moves_runs = false;
   /// Time added to every move, in nanoseconds, so that ops of time 0 are compared by their bytes.
   double min_move_ns = 0.01;
+};
+
+/// Plans in any order: moves of first runs, and the search that uses them after the search that keeps the base order.
+struct OrderParameters {
+  /// Whether there is such a search at all.
+  bool any_order = true;
+  /// Number of runs in the plan for each move that is applied at a time.
+  int32_t runs_per_move = 30;
+  /// Maximum number of runs that one move takes along.
+  size_t max_block = 8;
+  /// Number of failed moves at one target after which moving ends.
+  size_t max_failed_moves = 6;
+  /// Maximum work of the moves for one target, for each run of the plan.
+  int64_t max_work_per_run = 100;
+  /// Levels whose plan is within this fraction (1 / 2,000) of the bound for all orders are left alone.
+  int64_t close_fraction = 2'000;
+  /// Whether a cut of the bound for all orders is a start at every level.
+  bool cut = true;
+  /// Whether store-all in its best order is a start at every level.
+  bool store_all = true;
+  /// Number of rounds of polish with moves, and the fraction (1/4) of the work of polish that they have together.
+  int rounds = 2;
+  int64_t work_fraction = 4;
+  /// Number of bisection steps towards a smaller peak.
+  int bisection_steps = 4;
 };
 
 /// Pruning: the removal of reruns that a plan does not need.
@@ -245,6 +272,7 @@ struct SearchParameters {
   LevelParameters level = {};
   StartParameters start = {};
   DescentParameters descent = {};
+  OrderParameters order = {};
   PruningParameters pruning = {};
   PerturbationParameters perturbation = {};
   PolishParameters polish = {};

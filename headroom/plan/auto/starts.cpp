@@ -83,6 +83,29 @@ std::vector<int32_t> faster_base(const FlatGraph& flat, const std::vector<int32_
   return FasterBase(flat).find(base, max_work);
 }
 
+std::vector<int32_t> order_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base,
+                                      const MemoryBound& bound) {
+  std::vector<uint8_t> is_late(at(flat.op_count), 0);
+  for (const OpId op : bound.postponed) is_late[index(op)] = 1;
+  for (const OpId op : bound.moment) is_late[index(op)] = 1;
+  std::vector<uint8_t> is_late_value(at(flat.value_count), 0);
+  std::vector<int32_t> early;
+  std::vector<int32_t> late;
+  for (const int32_t op : base) {
+    const bool reads_late = std::ranges::any_of(flat.inputs(op), [&](int32_t u) { return is_late_value[at(u)] != 0; });
+    const bool goes_late = reads_late || is_late[at(op)] != 0;
+    if (goes_late)
+      for (const int32_t w : flat.outputs(op)) is_late_value[at(w)] = 1;
+    (goes_late ? late : early).push_back(op);
+  }
+  const auto is_moment = [&](int32_t op) {
+    return std::ranges::find(bound.moment, static_cast<OpId>(op)) != bound.moment.end();
+  };
+  std::ranges::stable_partition(late, is_moment);
+  early.insert(early.end(), late.begin(), late.end());
+  return early;
+}
+
 std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base,
                                      const MemoryBound& bound) {
   if (bound.moment.empty()) return {};
@@ -134,6 +157,11 @@ std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<in
   for (const ValueId id : flat.graph.outputs())
     if (!flat.graph.value(id).resident && is_live[index(id)] == 0) return {};
   return runs;
+}
+
+std::vector<int32_t> cut_start(const FlatGraph& flat, const std::vector<int32_t>& base, const MemoryBound& bound) {
+  if (bound.moment.empty()) return {};
+  return runs_around_cut(flat, order_around_cut(flat, base, bound), bound);
 }
 
 }  // namespace headroom::internal
