@@ -1,7 +1,8 @@
 #include "headroom/plan/auto/any_order.h"
 
 #include <algorithm>
-#include <optional>
+#include <iterator>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -26,8 +27,9 @@ class AnyOrder {
   AnyOrder(const FlatGraph& flat, const Front& front, const PlanLimits& limits, const SearchParameters& parameters)
       : flat_(flat),
         parameters_(with_moves(parameters)),
-        store_all_(judge(flat, runs_of(store_all(flat.graph)))),
-        context_(flat, limits, parameters_, std::ssize(store_all_.runs)),
+        base_(runs_of(store_all(flat.graph))),
+        store_all_(judge(flat, base_)),
+        context_(flat, limits, parameters_, std::ssize(base_)),
         bounds_(flat.graph, parameters_.bound),
         front_(front) {
     int i = 0;
@@ -37,12 +39,22 @@ class AnyOrder {
     add_level(front.front().peak_bytes);
   }
 
-  /// Starts from other plans at every level, and looks for smaller peaks.
+  /// Makes plans for every level from other starts, and for smaller peaks.
   void start() {
-    StartPlans starts{.store_all = reordered(store_all_), .plans = {}, .coarse = {}};
-    found_.push_back(starts.store_all);
-    context_.for_each(levels_.size(), [&](RunSearch& search, size_t k) { start_level(starts, search, levels_[k]); });
-    levels_ = LevelFinder(context_, bounds_, starts).find_below(std::move(levels_), parameters_.order.bisection_steps);
+    store_all_ = reordered(judge(flat_, base_));
+    for (const bool backwards : {false, true}) {
+      if (!parameters_.order.list_orders || flat_.has_alternatives) continue;
+      JudgedRuns listed = reordered(judge(flat_, greedy_order(flat_, base_, backwards)));
+      if (listed.peak_bytes < store_all_.peak_bytes) store_all_ = std::move(listed);
+    }
+    found_.push_back(store_all_);
+    std::vector<JudgedRuns> moved(levels_.size());
+    context_.for_each(levels_.size(), [&](RunSearch& search, size_t k) {
+      start_level(search, levels_[k]);
+      moved[k] = reordered(levels_[k].best());
+    });
+    std::ranges::move(moved, std::back_inserter(found_));
+    find_smaller_peaks();
   }
 
   void polish(int first_round) {
@@ -67,46 +79,77 @@ class AnyOrder {
                        .plans = {*plan}});
   }
 
-  /// Returns a plan without more runs in an order with a smaller peak, as far as moves find one.
-  JudgedRuns reordered(const JudgedRuns& plan) const {
-    constexpr int64_t kStepFraction = 64;  // Each step asks for this fraction of the peak less.
+  /// Returns a plan with the same runs in an order with a smaller peak, as far as moves find one.
+  JudgedRuns reordered(JudgedRuns best) const {
     RunSearch search(flat_, parameters_);
-    search.assign(plan.runs);
-    JudgedRuns best = plan;
+    search.assign(best.runs);
     for (;;) {
-      search.reorder(best.peak_bytes - std::max<int64_t>(best.peak_bytes / kStepFraction, 1));
+      search.reorder(best.peak_bytes - std::max<int64_t>(best.peak_bytes / parameters_.order.peak_step_fraction, 1));
       if (search.timeline().peak_bytes() >= best.peak_bytes) return best;
       best = search.judged();
     }
   }
 
-  void start_level(const StartPlans& starts, RunSearch& search, Level& level) const {
-    if (level.best().time_ns - level.bound_ns <= level.bound_ns / parameters_.order.close_fraction) return;
-    const int max_cuts = context_.is_short() ? parameters_.bound.max_cuts : parameters_.max_cuts_if_not_short;
-    const MemoryBound bound = bounds_.within(level.target_bytes, max_cuts);
-    if (parameters_.order.cut) {
-      descend_from(cut_start(flat_, store_all_.runs, bound), search, level);
-      descend_from(cut_start(flat_, starts.store_all.runs, bound), search, level);
-    }
-    if (parameters_.order.store_all) descend_from(starts.store_all.runs, search, level);
-    descend_from(level.best().runs, search, level);
+  /// Makes another plan for a level whose plan is not close to the bound.
+  void start_level(RunSearch& search, Level& level) const {
+    const OrderParameters& order = parameters_.order;
+    if (level.best().time_ns - level.bound_ns <= level.bound_ns / order.close_fraction) return;
+    if (order.cut && context_.is_short())
+      descend_from(cut_start(flat_, store_all_.runs, bounds_.within(level.target_bytes)), level.target_bytes, search,
+                   level.plans.front());
+    if (order.store_all && store_all_.runs != base_)
+      descend_from(store_all_.runs, level.target_bytes, search, level.plans.front());
   }
 
-  /// Descends from runs to a level's target, and stores the result in the level if it is better.
-  void descend_from(std::vector<int32_t> runs, RunSearch& search, Level& level) const {
+  /// Adds levels below the smallest peak, from which the step to the next one becomes smaller where no plan is found.
+  void find_smaller_peaks() {
+    const OrderParameters& order = parameters_.order;
+    JudgedRuns smallest = front().front();
+    const int64_t least_bytes = peak_lower_bound_bytes(flat_);
+    RunSearch search(flat_, parameters_);
+    int64_t step_bytes = smallest.peak_bytes / order.smaller_peak_fraction;
+    for (int i = 0; i < order.smaller_peak_steps && smallest.peak_bytes > least_bytes; ++i) {
+      const int64_t target_bytes = std::max(smallest.peak_bytes - std::max<int64_t>(step_bytes, 1), least_bytes);
+      const MemoryBound bound = bounds_.within(target_bytes);
+      if (bound.is_feasible) {
+        JudgedRuns found = smallest;
+        found.time_ns = slowest_ns();
+        descend_from(smallest.runs, target_bytes, search, found);
+        if (found.peak_bytes > target_bytes) descend_from(store_all_.runs, target_bytes, search, found);
+        if (found.peak_bytes > target_bytes)
+          descend_from(cut_start(flat_, store_all_.runs, bound), target_bytes, search, found);
+        if (found.peak_bytes <= target_bytes) {
+          smallest = std::move(found);
+          levels_.push_back({.target_bytes = target_bytes, .bound_ns = bound.time_ns, .plans = {smallest}});
+          continue;
+        }
+      }
+      step_bytes /= 3;
+    }
+  }
+
+  /// Returns the time that a plan for a smaller peak may take.
+  int64_t slowest_ns() const {
+    const int64_t base_ns = judge(flat_, base_).time_ns;
+    const int64_t slowdown = parameters_.start.max_slowdown;
+    return base_ns > std::numeric_limits<int64_t>::max() / 2 / slowdown ? base_ns : slowdown * base_ns;
+  }
+
+  /// Descends from runs to a target, and stores the result in `best` if it is better.
+  void descend_from(const std::vector<int32_t>& runs, int64_t target_bytes, RunSearch& search, JudgedRuns& best) const {
     if (runs.empty()) return;
-    JudgedRuns& best = level.plans.front();
     search.assign(runs);
     const DescentOptions options{.max_insertions = parameters_.start.few_insertions,
                                  .max_ns = slightly_more(best.time_ns)};
-    if (!search.descend(level.target_bytes, options)) return;
-    search.prune(level.target_bytes);
+    if (!search.descend(target_bytes, options)) return;
+    search.prune(target_bytes);
     if (JudgedRuns found = search.judged(); is_better(found, best)) best = std::move(found);
   }
 
   const FlatGraph& flat_;
   const SearchParameters parameters_;
-  JudgedRuns store_all_;
+  const std::vector<int32_t> base_;  ///< Store-all in base order.
+  JudgedRuns store_all_;             ///< Store-all in the order with the smallest peak that is known.
   SearchContext context_;
   MemoryBounds bounds_;
   const Front& front_;

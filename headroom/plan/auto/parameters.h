@@ -128,15 +128,21 @@ struct OrderParameters {
   int64_t max_work_per_run = 100;
   /// Levels whose plan is within this fraction (1 / 2,000) of the bound for all orders are left alone.
   int64_t close_fraction = 2'000;
-  /// Whether a cut of the bound for all orders is a start at every level.
+  /// Whether orders of a list scheduler are starts.
+  bool list_orders = true;
+  /// Each step towards an order with a smaller peak asks for this fraction (1/64) of the peak less.
+  int64_t peak_step_fraction = 64;
+  /// Whether a cut of the bound for all orders is a start at every level of a short graph.
   bool cut = true;
   /// Whether store-all in its best order is a start at every level.
   bool store_all = true;
-  /// Number of rounds of polish with moves, and the fraction (1/4) of the work of polish that they have together.
-  int rounds = 2;
-  int64_t work_fraction = 4;
-  /// Number of bisection steps towards a smaller peak.
-  int bisection_steps = 4;
+  /// Number of rounds of polish with moves, and the fraction (1/8) of the work of polish that they have together.
+  int rounds = 1;
+  int64_t work_fraction = 8;
+  /// Number of steps towards a smaller peak; the first one is this fraction (1/32) of the smallest peak, and each that
+  /// fails makes the next one a third.
+  int smaller_peak_steps = 6;
+  int64_t smaller_peak_fraction = 32;
 };
 
 /// Pruning: the removal of reruns that a plan does not need.

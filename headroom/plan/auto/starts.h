@@ -13,6 +13,12 @@ namespace headroom::internal {
 /// Returns nothing where no other producers are faster. Visits about `max_work` ops.
 std::vector<int32_t> faster_base(const FlatGraph& flat, const std::vector<int32_t>& base, int64_t max_work);
 
+/// Returns the runs of `base` in an order that a list scheduler makes: of the runs whose inputs are there, always the one
+/// that adds the fewest bytes, with what it frees subtracted; of equal ones the one that comes first in `base`. With
+/// `backwards` it is made from the end: of the runs whose outputs all readers have been placed, the one that adds the fewest
+/// bytes before it.
+std::vector<int32_t> greedy_order(const FlatGraph& flat, const std::vector<int32_t>& base, bool backwards);
+
 /// Returns some runs, each of an op that no other one alternates with in `base`, in the order in which memory_bound() has
 /// them around its moment: what may run before it and is not postponed, the moment's op, and the rest, each in base order.
 std::vector<int32_t> order_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base,
