@@ -1,6 +1,8 @@
 #include "headroom/plan/auto/any_order.h"
 
 #include <algorithm>
+#include <cstdlib>
+static long E(const char* n, long d) { const char* v = std::getenv(n); return v ? std::atol(v) : d; }
 #include <iterator>
 #include <limits>
 #include <utility>
@@ -58,9 +60,10 @@ class AnyOrder {
   }
 
   void polish(int first_round) {
+    if (levels_.empty()) return;
     const OrderParameters& order = parameters_.order;
-    const int64_t work = context_.work_of_round(order.rounds, std::ssize(levels_)) / order.work_fraction;
-    for (int i = 0; i < order.rounds; ++i) polish_levels(context_, first_round + i, work, levels_);
+    const int64_t level_work = work(E("PW",order.polish_work_percent)) / (order.rounds * std::ssize(levels_));
+    for (int i = 0; i < order.rounds; ++i) polish_levels(context_, first_round + i, level_work, levels_);
   }
 
   Front front() const {
@@ -90,15 +93,19 @@ class AnyOrder {
     }
   }
 
+  /// Returns a share of the work that polish at the effort of the search has.
+  int64_t work(int64_t percent) const { return context_.work_per_run() * context_.run_count() / 100 * percent; }
+
   /// Makes another plan for a level whose plan is not close to the bound.
   void start_level(RunSearch& search, Level& level) const {
     const OrderParameters& order = parameters_.order;
-    if (level.best().time_ns - level.bound_ns <= level.bound_ns / order.close_fraction) return;
+    if (level.best().time_ns - level.bound_ns <= level.bound_ns / E("CF",order.close_fraction)) return;
+    const int64_t end = search.work() + work(E("LW", order.start_work_percent)) / std::ssize(levels_);
     if (order.cut && context_.is_short())
-      descend_from(cut_start(flat_, store_all_.runs, bounds_.within(level.target_bytes)), level.target_bytes, search,
-                   level.plans.front());
+      descend_from(cut_start(flat_, store_all_.runs, bounds_.within(level.target_bytes)), level.target_bytes, end,
+                   search, level.plans.front());
     if (order.store_all && store_all_.runs != base_)
-      descend_from(store_all_.runs, level.target_bytes, search, level.plans.front());
+      descend_from(store_all_.runs, level.target_bytes, end, search, level.plans.front());
   }
 
   /// Adds levels below the smallest peak, from which the step to the next one becomes smaller where no plan is found.
@@ -107,24 +114,25 @@ class AnyOrder {
     JudgedRuns smallest = front().front();
     const int64_t least_bytes = peak_lower_bound_bytes(flat_);
     RunSearch search(flat_, parameters_);
+    const int64_t end = work(E("SW",order.smaller_peak_work_percent));
     int64_t step_bytes = smallest.peak_bytes / order.smaller_peak_fraction;
-    for (int i = 0; i < order.smaller_peak_steps && smallest.peak_bytes > least_bytes; ++i) {
-      const int64_t target_bytes = std::max(smallest.peak_bytes - std::max<int64_t>(step_bytes, 1), least_bytes);
-      const MemoryBound bound = bounds_.within(target_bytes);
-      if (bound.is_feasible) {
-        JudgedRuns found = smallest;
-        found.time_ns = slowest_ns();
-        descend_from(smallest.runs, target_bytes, search, found);
-        if (found.peak_bytes > target_bytes) descend_from(store_all_.runs, target_bytes, search, found);
-        if (found.peak_bytes > target_bytes)
-          descend_from(cut_start(flat_, store_all_.runs, bound), target_bytes, search, found);
-        if (found.peak_bytes <= target_bytes) {
-          smallest = std::move(found);
-          levels_.push_back({.target_bytes = target_bytes, .bound_ns = bound.time_ns, .plans = {smallest}});
-          continue;
-        }
+    while (search.work() < end && step_bytes > 0 && smallest.peak_bytes > least_bytes) {
+      const int64_t target_bytes = std::max(smallest.peak_bytes - step_bytes, least_bytes);
+      const MemoryBound bound = bounds_.within(target_bytes, parameters_.max_cuts_if_not_short);
+      JudgedRuns found = smallest;
+      found.time_ns = slowest_ns();
+      const auto try_from = [&](const std::vector<int32_t>& runs) {
+        if (bound.is_feasible && found.peak_bytes > target_bytes) descend_from(runs, target_bytes, end, search, found);
+      };
+      try_from(smallest.runs);
+      try_from(store_all_.runs);
+      try_from(cut_start(flat_, store_all_.runs, bound));
+      if (found.peak_bytes > target_bytes) {
+        step_bytes /= 3;
+        continue;
       }
-      step_bytes /= 3;
+      smallest = std::move(found);
+      levels_.push_back({.target_bytes = target_bytes, .bound_ns = bound.time_ns, .plans = {smallest}});
     }
   }
 
@@ -135,12 +143,16 @@ class AnyOrder {
     return base_ns > std::numeric_limits<int64_t>::max() / 2 / slowdown ? base_ns : slowdown * base_ns;
   }
 
-  /// Descends from runs to a target, and stores the result in `best` if it is better.
-  void descend_from(const std::vector<int32_t>& runs, int64_t target_bytes, RunSearch& search, JudgedRuns& best) const {
-    if (runs.empty()) return;
+  /// Descends from runs to a target, and stores the result in `best` if it is better. Gives up when the work of the search
+  /// is `end`.
+  void descend_from(const std::vector<int32_t>& runs, int64_t target_bytes, int64_t end, RunSearch& search,
+                    JudgedRuns& best) const {
+    if (runs.empty() || search.work() >= end) return;
     search.assign(runs);
+    const int64_t most_per_run = std::max<int64_t>((end - search.work()) / std::ssize(runs), 1);
     const DescentOptions options{.max_insertions = parameters_.start.few_insertions,
-                                 .max_ns = slightly_more(best.time_ns)};
+                                 .max_ns = slightly_more(best.time_ns),
+                                 .max_work_per_run = std::min(parameters_.descent.max_work_per_run, most_per_run)};
     if (!search.descend(target_bytes, options)) return;
     search.prune(target_bytes);
     if (JudgedRuns found = search.judged(); is_better(found, best)) best = std::move(found);

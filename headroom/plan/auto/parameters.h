@@ -136,13 +136,17 @@ struct OrderParameters {
   bool cut = true;
   /// Whether store-all in its best order is a start at every level.
   bool store_all = true;
-  /// Number of rounds of polish with moves, and the fraction (1/8) of the work of polish that they have together.
-  int rounds = 1;
-  int64_t work_fraction = 8;
-  /// Number of steps towards a smaller peak; the first one is this fraction (1/32) of the smallest peak, and each that
-  /// fails makes the next one a third.
-  int smaller_peak_steps = 6;
+  /// Work to start levels, in percent of the work of polish.
+  int64_t start_work_percent = 20;
+  /// Work to find smaller peaks, in percent of the work of polish.
+  int64_t smaller_peak_work_percent = 20;
+  /// The first step towards a smaller peak is this fraction (1/32) of the smallest peak. A step that fails makes the next
+  /// one a third.
   int64_t smaller_peak_fraction = 32;
+  /// Number of rounds of polish with moves.
+  int rounds = 1;
+  /// Work of these rounds, in percent of the work of polish.
+  int64_t polish_work_percent = 12;
 };
 
 /// Pruning: the removal of reruns that a plan does not need.
