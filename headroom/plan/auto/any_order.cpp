@@ -1,8 +1,6 @@
 #include "headroom/plan/auto/any_order.h"
 
 #include <algorithm>
-#include <cstdlib>
-static long E(const char* n, long d) { const char* v = std::getenv(n); return v ? std::atol(v) : d; }
 #include <iterator>
 #include <limits>
 #include <utility>
@@ -62,7 +60,7 @@ class AnyOrder {
   void polish(int first_round) {
     if (levels_.empty()) return;
     const OrderParameters& order = parameters_.order;
-    const int64_t level_work = work(E("PW",order.polish_work_percent)) / (order.rounds * std::ssize(levels_));
+    const int64_t level_work = work(order.polish_work_percent) / (order.rounds * std::ssize(levels_));
     for (int i = 0; i < order.rounds; ++i) polish_levels(context_, first_round + i, level_work, levels_);
   }
 
@@ -99,8 +97,8 @@ class AnyOrder {
   /// Makes another plan for a level whose plan is not close to the bound.
   void start_level(RunSearch& search, Level& level) const {
     const OrderParameters& order = parameters_.order;
-    if (level.best().time_ns - level.bound_ns <= level.bound_ns / E("CF",order.close_fraction)) return;
-    const int64_t end = search.work() + work(E("LW", order.start_work_percent)) / std::ssize(levels_);
+    if (level.best().time_ns - level.bound_ns <= level.bound_ns / order.close_fraction) return;
+    const int64_t end = search.work() + work(order.start_work_percent) / std::ssize(levels_);
     if (order.cut && context_.is_short())
       descend_from(cut_start(flat_, store_all_.runs, bounds_.within(level.target_bytes)), level.target_bytes, end,
                    search, level.plans.front());
@@ -108,29 +106,44 @@ class AnyOrder {
       descend_from(store_all_.runs, level.target_bytes, end, search, level.plans.front());
   }
 
-  /// Adds levels below the smallest peak, from which the step to the next one becomes smaller where no plan is found.
+  /// Adds levels below the smallest peak: by large steps where another order needs clearly less memory than base order,
+  /// then by small ones.
   void find_smaller_peaks() {
+    const OrderParameters& order = parameters_.order;
+    RunSearch search(flat_, parameters_);
+    const int64_t smallest_bytes = front().front().peak_bytes;
+    const int64_t base_bytes = judge(flat_, base_).peak_bytes;
+    if (base_bytes - store_all_.peak_bytes > base_bytes / order.large_step_fraction)
+      step_down(smallest_bytes / order.large_step_fraction, order.large_step_work_percent, search);
+    step_down(smallest_bytes / order.small_step_fraction, order.small_step_work_percent, search);
+  }
+
+  /// Looks for smaller and smaller peaks. A step that finds a plan doubles the next one, and one that fails makes it much
+  /// smaller.
+  void step_down(int64_t step_bytes, int64_t work_percent, RunSearch& search) {
     const OrderParameters& order = parameters_.order;
     JudgedRuns smallest = front().front();
     const int64_t least_bytes = peak_lower_bound_bytes(flat_);
-    RunSearch search(flat_, parameters_);
-    const int64_t end = work(E("SW",order.smaller_peak_work_percent));
-    int64_t step_bytes = smallest.peak_bytes / order.smaller_peak_fraction;
+    const int64_t most_work = work(work_percent);
+    const int64_t end = search.work() + most_work;
     while (search.work() < end && step_bytes > 0 && smallest.peak_bytes > least_bytes) {
       const int64_t target_bytes = std::max(smallest.peak_bytes - step_bytes, least_bytes);
       const MemoryBound bound = bounds_.within(target_bytes, parameters_.max_cuts_if_not_short);
       JudgedRuns found = smallest;
       found.time_ns = slowest_ns();
       const auto try_from = [&](const std::vector<int32_t>& runs) {
-        if (bound.is_feasible && found.peak_bytes > target_bytes) descend_from(runs, target_bytes, end, search, found);
+        const int64_t try_end = std::min(end, search.work() + most_work / order.tries);
+        if (bound.is_feasible && found.peak_bytes > target_bytes)
+          descend_from(runs, target_bytes, try_end, search, found);
       };
       try_from(smallest.runs);
       try_from(store_all_.runs);
       try_from(cut_start(flat_, store_all_.runs, bound));
       if (found.peak_bytes > target_bytes) {
-        step_bytes /= 3;
+        step_bytes /= order.step_divisor;
         continue;
       }
+      step_bytes *= 2;
       smallest = std::move(found);
       levels_.push_back({.target_bytes = target_bytes, .bound_ns = bound.time_ns, .plans = {smallest}});
     }

@@ -127,16 +127,18 @@ AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const P
   front.proved.clear();
   // The plans with the order kept stay, so that no budget is slower than with keep_order.
   front.lower.push_back(front.plans);
-  std::vector<JudgedRuns> plans = front.plans;
-  front.lower.push_back(search_any_order(flat, front.low, limits, parameters));
-  std::ranges::copy(front.lower.back(), std::back_inserter(plans));
-  plans = undominated(std::move(plans));
-  if (limits.effort != Effort::kLow) plans = polish_any_order(flat, plans, at_normal_effort(limits), parameters);
+  Front found;
   if (limits.effort == Effort::kHigh) {
-    front.lower.push_back(plans);
-    plans = polish_any_order(flat, plans, limits, parameters);
+    AutoFront normal = make_auto_front(problem, flat, at_normal_effort(limits), parameters);
+    found = std::move(normal.plans);
+    std::ranges::move(normal.lower, std::back_inserter(front.lower));
+  } else {
+    found = search_any_order(flat, front.low, limits, parameters);
   }
-  front.plans = std::move(plans);
+  front.lower.push_back(found);
+  std::ranges::copy(found, std::back_inserter(front.plans));
+  front.plans = undominated(std::move(front.plans));
+  if (limits.effort != Effort::kLow) front.plans = polish_any_order(flat, front.plans, limits, parameters);
   if (is_exhaustible(problem.graph) && parameters.exact.after_search && limits.effort != Effort::kLow)
     make_exact(flat, false, limits.max_states, max_time_states(problem.graph, limits, parameters.exact), front);
   return front;

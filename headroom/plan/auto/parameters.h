@@ -138,11 +138,18 @@ struct OrderParameters {
   bool store_all = true;
   /// Work to start levels, in percent of the work of polish.
   int64_t start_work_percent = 20;
-  /// Work to find smaller peaks, in percent of the work of polish.
-  int64_t smaller_peak_work_percent = 20;
-  /// The first step towards a smaller peak is this fraction (1/32) of the smallest peak. A step that fails makes the next
-  /// one a third.
-  int64_t smaller_peak_fraction = 32;
+  /// The first step towards a smaller peak is this fraction (1/1,000) of the smallest peak.
+  int64_t small_step_fraction = 1'000;
+  /// Work of these steps, in percent of the work of polish.
+  int64_t small_step_work_percent = 20;
+  /// Where another order of store-all saves at least this fraction (1/32) of its peak, steps of that fraction come first.
+  int64_t large_step_fraction = 32;
+  /// Work of these steps, in percent of the work of polish. Few graphs have them, and they find much smaller peaks.
+  int64_t large_step_work_percent = 300;
+  /// A step from which no plan is found is divided by this number, and one that finds a plan is doubled.
+  int64_t step_divisor = 8;
+  /// One attempt at a smaller peak may take this fraction (1/8) of the work of all steps.
+  int64_t tries = 8;
   /// Number of rounds of polish with moves.
   int rounds = 1;
   /// Work of these rounds, in percent of the work of polish.
