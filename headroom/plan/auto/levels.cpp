@@ -26,48 +26,27 @@ std::optional<JudgedRuns> best_within(const std::vector<JudgedRuns>& plans, int6
 std::vector<Level> LevelFinder::find() {
   const int64_t least_bytes = peak_lower_bound_bytes(context_.flat());
   const int64_t most_bytes = starts_.store_all.peak_bytes;
+  const Graph& graph = context_.flat().graph;
   int64_t failed_bytes = least_bytes - 1;
   bool is_odd = false;
-  for (const int64_t target_bytes : level_targets(store_all_bytes(), least_bytes, parameters_.level)) {
+  for (const int64_t target_bytes :
+       level_targets(simulate(graph, store_all(graph)).peak_bytes, least_bytes, parameters_.level)) {
     is_odd = !is_odd;
     if (target_bytes >= most_bytes || (is_odd && !context_.is_short())) continue;
     if (add_level(target_bytes)) continue;
     failed_bytes = target_bytes;
     break;
   }
-  bisect(least_bytes, failed_bytes, parameters_.level.bisection_steps);
-  return std::move(levels_);
-}
-
-std::vector<Level> LevelFinder::find_below(std::vector<Level> levels, int bisection_steps) {
-  levels_ = std::move(levels);
-  const int64_t least_bytes = peak_lower_bound_bytes(context_.flat());
-  const int64_t most_bytes = levels_.empty() ? starts_.store_all.peak_bytes : levels_.back().best().peak_bytes;
-  int64_t failed_bytes = least_bytes - 1;
-  for (const int64_t target_bytes : level_targets(store_all_bytes(), least_bytes, parameters_.level)) {
-    if (target_bytes >= most_bytes || add_level(target_bytes)) continue;
-    failed_bytes = target_bytes;
-    break;
-  }
-  bisect(least_bytes, failed_bytes, bisection_steps);
-  return std::move(levels_);
-}
-
-int64_t LevelFinder::store_all_bytes() const {
-  const Graph& graph = context_.flat().graph;
-  return simulate(graph, store_all(graph)).peak_bytes;
-}
-
-/// Bisects between the last level that has a plan and the largest target without one.
-void LevelFinder::bisect(int64_t least_bytes, int64_t failed_bytes, int steps) {
   runs_per_move_ = parameters_.descent.careful_runs_per_move;
-  for (int i = 0; i < steps; ++i) {
-    const int64_t reached_bytes = levels_.empty() ? starts_.store_all.peak_bytes : levels_.back().best().peak_bytes;
+  // Bisect between the last level that has a plan and the largest target without one.
+  for (int i = 0; i < parameters_.level.bisection_steps; ++i) {
+    const int64_t reached_bytes = levels_.empty() ? most_bytes : levels_.back().best().peak_bytes;
     const bool is_open = failed_bytes < least_bytes;
     const int64_t target_bytes = is_open ? least_bytes : failed_bytes + (reached_bytes - failed_bytes) / 2;
     if (target_bytes >= reached_bytes) break;
     if (!add_level(target_bytes)) failed_bytes = target_bytes;
   }
+  return std::move(levels_);
 }
 
 bool LevelFinder::add_level(int64_t target_bytes) {
@@ -107,7 +86,7 @@ std::optional<JudgedRuns> LevelFinder::start_from_plans(int64_t target_bytes, co
   if (starts_.are_polished && best && is_close(*best, bound.time_ns)) return best;
   if (best) descend_from(std::vector(best->runs), target_bytes, {.max_insertions = start.few_insertions}, best);
   if (!start.cut) return best;
-  const std::vector<int32_t> runs = cut_start(context_.flat(), starts_.store_all.runs, bound);
+  const std::vector<int32_t> runs = runs_around_cut(context_.flat(), starts_.store_all.runs, bound);
   if (runs.empty()) return best;
   descend_from(runs, target_bytes, {.max_insertions = start.few_insertions}, best);
   if (context_.is_short() || (!best && !starts_.are_polished))

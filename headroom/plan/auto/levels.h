@@ -55,14 +55,9 @@ class LevelFinder {
         runs_per_move_(context.parameters().descent.runs_per_move) {}
 
   std::vector<Level> find();
-  /// Returns some levels, largest target first, and more below them, down to the smallest target that a plan is found
-  /// for with `bisection_steps` steps of bisection.
-  std::vector<Level> find_below(std::vector<Level> levels, int bisection_steps);
 
  private:
   bool add_level(int64_t target_bytes);
-  int64_t store_all_bytes() const;
-  void bisect(int64_t least_bytes, int64_t failed_bytes, int steps);
   std::vector<JudgedRuns> find_starts(int64_t target_bytes, const MemoryBound& bound);
   std::optional<JudgedRuns> start_from_plans(int64_t target_bytes, const MemoryBound& bound);
   std::optional<JudgedRuns> start_from_store_all(int64_t target_bytes, bool has_plan);

@@ -125,13 +125,13 @@ class ListScheduler {
     int64_t bytes = 0;
     for (const int32_t w : flat_.outputs(op)) bytes += backwards_ ? -flat_.bytes[at(w)] : flat_.bytes[at(w)];
     for (const int32_t u : flat_.inputs(op)) {
-      const bool is_free = is_live_(u);
+      const bool is_free = is_last_use(u);
       if (is_free) bytes += backwards_ ? flat_.bytes[at(u)] : -flat_.bytes[at(u)];
     }
     return bytes;
   }
   /// Returns whether the next op that reads a value is the last one to be placed (forwards), or the first (backwards).
-  bool is_live_(int32_t value) const {
+  bool is_last_use(int32_t value) const {
     if (!backwards_) return left_[at(value)] == 1;
     return left_[at(value)] == static_cast<int32_t>(users_[at(value)].size());
   }
@@ -163,25 +163,24 @@ std::vector<int32_t> greedy_order(const FlatGraph& flat, const std::vector<int32
 
 std::vector<int32_t> order_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base,
                                       const MemoryBound& bound) {
-  std::vector<uint8_t> is_late(at(flat.op_count), 0);
-  for (const OpId op : bound.postponed) is_late[index(op)] = 1;
-  for (const OpId op : bound.moment) is_late[index(op)] = 1;
+  std::vector<uint8_t> is_postponed(at(flat.op_count), 0);
+  for (const OpId op : bound.postponed) is_postponed[index(op)] = 1;
   std::vector<uint8_t> is_late_value(at(flat.value_count), 0);
-  std::vector<int32_t> early;
+  std::vector<int32_t> order;
+  std::vector<int32_t> moment;
   std::vector<int32_t> late;
   for (const int32_t op : base) {
-    const bool reads_late = std::ranges::any_of(flat.inputs(op), [&](int32_t u) { return is_late_value[at(u)] != 0; });
-    const bool goes_late = reads_late || is_late[at(op)] != 0;
-    if (goes_late)
+    const auto is_late = [&](int32_t u) { return is_late_value[at(u)] != 0; };
+    const bool is_moment = std::ranges::find(bound.moment, static_cast<OpId>(op)) != bound.moment.end();
+    // One of several alternatives may read what is postponed.
+    const bool reads_late = std::ranges::any_of(flat.inputs(op), is_late);
+    (reads_late || is_postponed[at(op)] != 0 ? late : is_moment ? moment : order).push_back(op);
+    if (order.empty() || order.back() != op)
       for (const int32_t w : flat.outputs(op)) is_late_value[at(w)] = 1;
-    (goes_late ? late : early).push_back(op);
   }
-  const auto is_moment = [&](int32_t op) {
-    return std::ranges::find(bound.moment, static_cast<OpId>(op)) != bound.moment.end();
-  };
-  std::ranges::stable_partition(late, is_moment);
-  early.insert(early.end(), late.begin(), late.end());
-  return early;
+  order.insert(order.end(), moment.begin(), moment.end());
+  order.insert(order.end(), late.begin(), late.end());
+  return order;
 }
 
 std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base,
