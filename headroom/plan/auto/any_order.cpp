@@ -33,7 +33,7 @@ class AnyOrder {
         bounds_(flat.graph, parameters_.bound),
         front_(front) {
     int i = 0;
-    const int stride = context_.is_short() ? 1 : 2;
+    const int stride = context_.is_short() ? 1 : context_.is_long() ? 4 : 2;
     for (const int64_t target_bytes : level_targets(store_all_.peak_bytes, 0, parameters_.level))
       if (i++ % stride == 0) add_level(target_bytes);
     add_level(front.front().peak_bytes);
