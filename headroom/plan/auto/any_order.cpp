@@ -58,7 +58,7 @@ class AnyOrder {
   }
 
   void polish(int first_round) {
-    if (levels_.empty()) return;
+    if (levels_.empty() || parameters_.order.rounds == 0) return;
     const OrderParameters& order = parameters_.order;
     const int64_t level_work = work(order.polish_work_percent) / (order.rounds * std::ssize(levels_));
     for (int i = 0; i < order.rounds; ++i) polish_levels(context_, first_round + i, level_work, levels_);

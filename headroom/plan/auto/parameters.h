@@ -141,7 +141,7 @@ struct OrderParameters {
   /// The first step towards a smaller peak is this fraction (1/1,000) of the smallest peak.
   int64_t small_step_fraction = 1'000;
   /// Work of these steps, in percent of the work of polish.
-  int64_t small_step_work_percent = 20;
+  int64_t small_step_work_percent = 15;
   /// Where another order of store-all saves at least this fraction (1/32) of its peak, steps of that fraction come first.
   int64_t large_step_fraction = 32;
   /// Work of these steps, in percent of the work of polish. Few graphs have them, and they find much smaller peaks.
@@ -153,7 +153,7 @@ struct OrderParameters {
   /// Number of rounds of polish with moves.
   int rounds = 1;
   /// Work of these rounds, in percent of the work of polish.
-  int64_t polish_work_percent = 12;
+  int64_t polish_work_percent = 10;
 };
 
 /// Pruning: the removal of reruns that a plan does not need.

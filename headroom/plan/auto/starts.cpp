@@ -125,12 +125,11 @@ class ListScheduler {
     int64_t bytes = 0;
     for (const int32_t w : flat_.outputs(op)) bytes += backwards_ ? -flat_.bytes[at(w)] : flat_.bytes[at(w)];
     for (const int32_t u : flat_.inputs(op)) {
-      const bool is_free = is_last_use(u);
-      if (is_free) bytes += backwards_ ? flat_.bytes[at(u)] : -flat_.bytes[at(u)];
+      if (is_last_use(u)) bytes += backwards_ ? flat_.bytes[at(u)] : -flat_.bytes[at(u)];
     }
     return bytes;
   }
-  /// Returns whether the next op that reads a value is the last one to be placed (forwards), or the first (backwards).
+  /// Returns whether no read of a value follows the next one that is placed.
   bool is_last_use(int32_t value) const {
     if (!backwards_) return left_[at(value)] == 1;
     return left_[at(value)] == static_cast<int32_t>(users_[at(value)].size());
@@ -155,12 +154,7 @@ class ListScheduler {
   std::vector<int32_t> left_;                ///< By value: number of reads that are not placed.
 };
 
-}  // namespace
-
-std::vector<int32_t> greedy_order(const FlatGraph& flat, const std::vector<int32_t>& base, bool backwards) {
-  return ListScheduler(flat, base, backwards).run();
-}
-
+/// Returns the runs of `base` as cut_start() says.
 std::vector<int32_t> order_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base,
                                       const MemoryBound& bound) {
   std::vector<uint8_t> is_postponed(at(flat.op_count), 0);
@@ -181,6 +175,12 @@ std::vector<int32_t> order_around_cut(const FlatGraph& flat, const std::vector<i
   order.insert(order.end(), moment.begin(), moment.end());
   order.insert(order.end(), late.begin(), late.end());
   return order;
+}
+
+}  // namespace
+
+std::vector<int32_t> greedy_order(const FlatGraph& flat, const std::vector<int32_t>& base, bool backwards) {
+  return ListScheduler(flat, base, backwards).run();
 }
 
 std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base,

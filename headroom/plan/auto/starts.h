@@ -19,17 +19,13 @@ std::vector<int32_t> faster_base(const FlatGraph& flat, const std::vector<int32_
 /// bytes before it.
 std::vector<int32_t> greedy_order(const FlatGraph& flat, const std::vector<int32_t>& base, bool backwards);
 
-/// Returns some runs, each of an op that no other one alternates with in `base`, in the order in which memory_bound() has
-/// them around its moment: what may run before it and is not postponed, the moment's op, and the rest, each in base order.
-std::vector<int32_t> order_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base,
-                                      const MemoryBound& bound);
-
 /// Returns a plan made from the cut of memory_bound(): store-all up to the bound's moment, at which only the kept
 /// values of those produced before are live, and the others are recomputed where they are read. Returns nothing where
 /// that is no valid plan.
 std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base, const MemoryBound& bound);
 
-/// Returns runs_around_cut() of order_around_cut(), which changes no order where the bound keeps it.
+/// Returns runs_around_cut() of the runs of `base` in the order in which the bound for all orders has them: what runs
+/// before its moment, the moment's op, and what it postpones, each in base order.
 std::vector<int32_t> cut_start(const FlatGraph& flat, const std::vector<int32_t>& base, const MemoryBound& bound);
 
 }  // namespace headroom::internal
