@@ -143,7 +143,7 @@ class AnyOrder {
         step_bytes /= order.step_divisor;
         continue;
       }
-      step_bytes *= 2;
+      if (step_bytes < smallest.peak_bytes / 4) step_bytes *= 2;
       smallest = std::move(found);
       levels_.push_back({.target_bytes = target_bytes, .bound_ns = bound.time_ns, .plans = {smallest}});
     }

@@ -181,19 +181,18 @@ double Reordering::gain_of(const std::vector<int32_t>& positions, int32_t before
   const size_t output_changes = changes_.size();
   change_inputs(positions, before);
   editor_.add_work(20 + std::ssize(changes_));
-  int64_t extra_bytes = 0;  // Bytes that are live at the new place besides what is live there now.
+  const auto target = static_cast<double>(excess_.target_bytes());
+  auto memory = static_cast<double>(now_.between(before));  // Bytes that are live before the next of the moved runs.
   for (size_t i = output_changes; before > positions.back() && i < changes_.size(); ++i)
-    if (changes_[i].first == before) extra_bytes -= changes_[i].second;
+    if (changes_[i].first == before) memory -= static_cast<double>(changes_[i].second);
   double gain = 0;
   for (const int32_t p : positions) {
     const int32_t op = now_.run(p);
     // What is read at the new place has been counted as live there.
     const bool is_sink = before > p;
-    const int64_t moment =
-        now_.between(before) + extra_bytes + flat_.workspace[at(op)] + (is_sink ? 0 : flat_.output_bytes[at(op)]);
-    gain += std::max<double>(static_cast<double>(now_.moment(p) - excess_.target_bytes()), 0);
-    gain -= std::max<double>(static_cast<double>(moment - excess_.target_bytes()), 0);
-    if (!is_sink) extra_bytes += flat_.output_bytes[at(op)];
+    if (!is_sink) memory += static_cast<double>(flat_.output_bytes[at(op)]);
+    gain += std::max(static_cast<double>(now_.moment(p)) - target, 0.0);
+    gain -= std::max(memory + static_cast<double>(flat_.workspace[at(op)]) - target, 0.0);
   }
   return gain + sum_of_changes();
 }
