@@ -7,14 +7,16 @@
 //     build/benchmarks/auto_bench --scaling MOST_OPS
 //     build/benchmarks/auto_bench --ablate [--part NAME]... [--random N] [--effort low|normal|high] [FOLDER_OR_FILE...]
 //
-// Prints for each file and budget the extra time of `auto` over store-all, the best of the other planners, the lower bound,
-// and the planning time on one thread. The last rows of a file are at the smallest budget for which `auto` has a plan, and
+// Prints for each file and budget the extra time of `auto` over store-all in any order and with the base order kept, the
+// lower bound for either, the best of the other planners, and the processor time of planning on one thread for either. The
+// first row of a file has the time of making the fronts. The last rows of a file are at the smallest budget for which `auto` has a plan, and
 // at budgets in between, where a larger one must not be slower. Then every other planner plans for N (20) random budgets,
 // and `auto` for the peaks of their plans. Exits with 1 if `auto` is slower than another planner (by more than 0.5 % at
-// random budgets), has no plan where another has one, needs more memory than another, or is not monotone. If `auto` is no
+// random budgets), has no plan where another has one, needs more memory than another, or is not monotone; the planners with the order kept are
+// among the others. If `auto` is no
 // faster than another, the row says whether the bound proves that no plan is.
 //
-// --optimum: N seeded random graphs and N chains that `exhaustive` takes, at three budgets each from the smallest to the
+// --optimum: N seeded random graphs and N chains, with the order kept, that `exhaustive` takes, at three budgets each from the smallest to the
 // peak of store-all. Prints the share in which `auto` finds the optimum, and in which the search alone does, which `auto`
 // uses only above a number of values. Exits with 1 if the share of `auto` is below 99 %, or a bound above the optimum.
 //
@@ -42,6 +44,7 @@
 #include <vector>
 
 #include "benchmarks/auto_ablation.h"
+#include "benchmarks/auto_optimum.h"
 #include "benchmarks/input_files.h"
 #include "benchmarks/random_problems.h"
 #include "headroom/core/error.h"
@@ -50,7 +53,6 @@
 #include "headroom/io/read.h"
 #include "headroom/plan/auto/auto.h"
 #include "headroom/plan/bounds/memory_bound.h"
-#include "headroom/plan/exact/exhaustive.h"
 #include "headroom/plan/planners.h"
 #include "tests/support/random.h"
 
@@ -64,6 +66,12 @@ constexpr int kBetween = 9;  ///< number of budgets between the smallest and the
 
 struct Totals {
   int cases = 0;
+  int better_than_kept = 0;
+  int worse_than_kept = 0;
+  int files = 0;
+  int smaller_than_kept = 0;  ///< number of files whose smallest budget is smaller than with the order kept
+  double any_s = 0;           ///< processor time of planning in any order
+  double kept_s = 0;
   int better = 0;
   int equal = 0;
   int equal_proved = 0;
@@ -113,11 +121,31 @@ Others ask_others(const Problem& problem, const PlanRequest& request) {
   return others;
 }
 
+/// Plans by `auto`, and adds the processor time of that to `total_s`.
+Plan plan_and_time(const Problem& problem, PlanRequest request, bool keep_order, double& total_s, double& ms) {
+  request.limits.keep_order = keep_order;
+  const std::clock_t begin = std::clock();
+  Plan plan = make_plan(get_planner("auto"), problem, request);
+  ms = 1e3 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  total_s += ms / 1e3;
+  return plan;
+}
+
+std::string result_of(const Plan& plan) {
+  if (plan.time_ns) return percent(*plan.time_ns, plan.base_time_ns);
+  return plan.result.status == PlanStatus::kInfeasible ? "infeasible" : "none";
+}
+
 void compare(const Problem& problem, const std::string& label, const PlanRequest& request, Totals& totals,
              std::map<int64_t, int64_t>& times) {
-  const Plan plan = make_plan(get_planner("auto"), problem, request);
+  double any_ms = 0;
+  double kept_ms = 0;
+  const Plan kept = plan_and_time(problem, request, true, totals.kept_s, kept_ms);
+  const Plan plan = plan_and_time(problem, request, false, totals.any_s, any_ms);
   const Others others = ask_others(problem, request);
   ++totals.cases;
+  totals.better_than_kept += plan.time_ns && (!kept.time_ns || *plan.time_ns < *kept.time_ns) ? 1 : 0;
+  totals.worse_than_kept += kept.time_ns && (!plan.time_ns || *plan.time_ns > *kept.time_ns) ? 1 : 0;
   const char* verdict = "";
   const bool is_proved = plan.time_ns && plan.result.status == PlanStatus::kOptimal;
   totals.proved += is_proved ? 1 : 0;
@@ -141,25 +169,17 @@ void compare(const Problem& problem, const std::string& label, const PlanRequest
     verdict = "SMALLEST";
   }
   const int64_t base_ns = problem.base_time_ns;
-  std::printf("| %s | %s | %s | %s | %s | %s | %s | %.0f |\n", problem.graph.name().c_str(), label.c_str(),
-              plan.time_ns ? percent(*plan.time_ns, base_ns).c_str()
-                           : (plan.result.status == PlanStatus::kInfeasible ? "infeasible" : "none"),
-              percent(plan.result.lower_bound_ns, base_ns).c_str(), others.best_name.c_str(),
-              others.time_ns ? percent(*others.time_ns, base_ns).c_str() : "-", verdict, plan.solve_ms);
+  std::printf("| %s | %s | %s | %s | %s | %s | %s | %s | %s | %.0f | %.0f |\n", problem.graph.name().c_str(),
+              label.c_str(), result_of(plan).c_str(), result_of(kept).c_str(),
+              percent(plan.result.lower_bound_ns, base_ns).c_str(),
+              percent(kept.result.lower_bound_ns, base_ns).c_str(), others.best_name.c_str(),
+              others.time_ns ? percent(*others.time_ns, base_ns).c_str() : "-", verdict, any_ms, kept_ms);
   std::fflush(stdout);
 }
 
 Problem read_problem(const std::filesystem::path& file) {
   const auto network = read_network(read_file(file.string()), file.string());
   return std::visit([](const auto& graph_or_chain) { return make_problem(graph_or_chain); }, network);
-}
-
-/// A result of -1 means that there is no plan.
-int64_t time_within(const Front& front, int64_t budget_bytes) {
-  int64_t time_ns = -1;
-  for (const JudgedRuns& plan : front)
-    if (plan.peak_bytes <= budget_bytes) time_ns = plan.time_ns;
-  return time_ns;
 }
 
 /// Compares every plan of another planner at random budgets with the front at the peak of that plan.
@@ -208,10 +228,17 @@ void bench(const std::filesystem::path& file, Effort effort, int random_budgets,
   }
   request.budget_bytes = problem.base_peak_bytes;
   const int64_t smallest_bytes = make_plan(get_planner("auto"), problem, request).result.smallest_budget_bytes;
+  request.limits.keep_order = true;
+  const int64_t smallest_kept_bytes = make_plan(get_planner("auto"), problem, request).result.smallest_budget_bytes;
+  request.limits.keep_order = false;
+  ++totals.files;
+  totals.smaller_than_kept += smallest_bytes < smallest_kept_bytes ? 1 : 0;
+  totals.smallest_worse += smallest_bytes > smallest_kept_bytes ? 1 : 0;
   request.budget_bytes = smallest_bytes;
-  char label[40];
-  std::snprintf(label, sizeof label, "smallest, %.3fx",
-                static_cast<double>(smallest_bytes) / static_cast<double>(problem.base_peak_bytes));
+  char label[64];
+  std::snprintf(label, sizeof label, "smallest, %.3fx (in order %.3fx)",
+                static_cast<double>(smallest_bytes) / static_cast<double>(problem.base_peak_bytes),
+                static_cast<double>(smallest_kept_bytes) / static_cast<double>(problem.base_peak_bytes));
   compare(problem, label, request, totals, times);
   for (int i = 1; i <= kBetween; ++i) {
     request.budget_bytes = smallest_bytes + (problem.base_peak_bytes - smallest_bytes) / (kBetween + 1) * i;
@@ -268,86 +295,6 @@ void bench_scaling(int64_t most_ops) {
     spec.name = "random";
     bench_time(make_problem(Graph(spec)), Effort::kNormal, 1);
   }
-}
-
-constexpr int64_t kMaxStates = 50'000;  ///< Problems for which `exhaustive` needs more are skipped.
-
-/// Results by the number of values that are not resident.
-struct Shares {
-  int cases = 0;
-  int by_auto = 0;
-  int by_search = 0;
-  int bound_above = 0;
-};
-
-int64_t value_count(const Graph& graph) {
-  return std::ranges::count_if(graph.values(), [](const Value& value) { return !value.resident; });
-}
-
-void compare_with_optimum(const Problem& problem, Effort effort, uint64_t seed, Shares& shares) {
-  PlanRequest request;
-  request.limits.effort = effort;
-  request.limits.threads = 1;
-  request.limits.max_states = kMaxStates;
-  request.budget_bytes = 0;
-  const PlanResult smallest = plan_exhaustive(problem.graph, request);
-  if (smallest.status == PlanStatus::kTimeout) return;
-  const FlatGraph flat(problem.graph);
-  const PlanLimits limits{.effort = effort, .threads = 1};
-  const Front searched = search_front(problem, flat, limits);
-  const Front front = make_auto_front(problem, flat, limits).plans;
-  for (int third = 0; third < 3; ++third) {
-    request.budget_bytes =
-        smallest.smallest_budget_bytes + (problem.base_peak_bytes - smallest.smallest_budget_bytes) * third / 3;
-    const Plan optimum = make_plan(get_planner("exhaustive"), problem, request);
-    if (optimum.result.status != PlanStatus::kOptimal) continue;
-    const int64_t found_ns = time_within(searched, *request.budget_bytes);
-    ++shares.cases;
-    if (found_ns != *optimum.time_ns)
-      std::fprintf(stderr, "seed %llu, budget %lld: optimum %lld, search %lld\n", static_cast<unsigned long long>(seed),
-                   static_cast<long long>(*request.budget_bytes), static_cast<long long>(*optimum.time_ns),
-                   static_cast<long long>(found_ns));
-    shares.by_auto += time_within(front, *request.budget_bytes) == *optimum.time_ns ? 1 : 0;
-    shares.by_search += found_ns == *optimum.time_ns ? 1 : 0;
-    shares.bound_above += memory_bound(problem.graph, *request.budget_bytes).time_ns > *optimum.time_ns ? 1 : 0;
-  }
-}
-
-int bench_optimum(int count, Effort effort) {
-  bool is_good = true;
-  Shares total;
-  std::printf("| kind | values | cases | auto | search alone | bound above |\n| --- | --- | --- | --- | --- | --- |\n");
-  for (const bool is_chain : {true, false}) {
-    std::map<int64_t, Shares> by_values;  // Each entry covers four sizes.
-    int taken = 0;
-    for (uint64_t seed = 1; taken < count; ++seed) {
-      testing::Random random(seed);
-      const Problem problem =
-          is_chain
-              ? make_problem(testing::random_chain(random, static_cast<int>(random.number(2, 8))))
-              : make_problem(Graph(testing::random_graph(
-                    random, {.forward_ops = static_cast<int>(random.number(3, 11)), .special = random.chance(50)})));
-      const int64_t values = value_count(problem.graph);
-      if (values > static_cast<int64_t>(ExhaustiveLimits::kMostValues)) continue;
-      ++taken;
-      compare_with_optimum(problem, effort, seed, by_values[(values + 3) / 4 * 4]);
-    }
-    for (const auto& [values, shares] : by_values) {
-      total.cases += shares.cases;
-      total.by_auto += shares.by_auto;
-      total.by_search += shares.by_search;
-      std::printf("| %s | %lld to %lld | %d | %.2f %% | %.2f %% | %d |\n", is_chain ? "chains" : "graphs",
-                  static_cast<long long>(values - 3), static_cast<long long>(values), shares.cases,
-                  100.0 * shares.by_auto / std::max(shares.cases, 1),
-                  100.0 * shares.by_search / std::max(shares.cases, 1), shares.bound_above);
-      is_good = is_good && shares.bound_above == 0;
-    }
-    std::fflush(stdout);
-  }
-  std::printf("\n%d cases: auto has the optimum in %d, the search alone in %d\n", total.cases, total.by_auto,
-              total.by_search);
-  is_good = is_good && total.by_auto * 100 >= total.cases * 99;
-  return is_good ? 0 : 1;
 }
 
 int bench_near(int count) {
@@ -447,8 +394,9 @@ int bench_ablation(const Options& options) {
 
 int bench_all(const Options& options) {
   Totals totals;
-  std::printf("| network | budget | auto | no plan below | best other | | | ms |\n");
-  std::printf("| --- | --- | --- | --- | --- | --- | --- | --- |\n");
+  std::printf(
+      "| network | budget | auto | in order | no plan below | in order | best other | | | ms | in order |\n"
+      "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
   for (const std::filesystem::path& file : files_in(options.inputs, ".json"))
     bench(file, options.effort.value_or(Effort::kNormal), options.random, totals);
   std::printf(
@@ -458,7 +406,14 @@ int bench_all(const Options& options) {
       totals.cases, totals.better, totals.equal, totals.equal_proved, totals.worse, totals.missing,
       totals.smallest_worse, totals.not_monotone, totals.proved, totals.between, totals.worse_between,
       100 * totals.worst_between);
-  const bool holds = totals.worse + totals.missing + totals.smallest_worse + totals.not_monotone == 0;
+  std::printf(
+      "against plans in order: faster in %d cases, slower in %d; a smaller smallest budget for %d of %d files; "
+      "planning "
+      "takes %.2f times as long\n",
+      totals.better_than_kept, totals.worse_than_kept, totals.smaller_than_kept, totals.files,
+      totals.any_s / totals.kept_s);
+  const bool holds =
+      totals.worse_than_kept + totals.worse + totals.missing + totals.smallest_worse + totals.not_monotone == 0;
   return holds && totals.worst_between <= kSlowerBetween ? 0 : 1;
 }
 

@@ -40,6 +40,8 @@ class MaxFlow {
   /// Returns, after run(), whether an edge leads out of the nodes that the source still reaches. These edges are a
   /// minimum cut; of several, the one nearest to the source, whatever flow was found.
   bool is_cut(int edge) const;
+  /// Returns, after run(), whether the source still reaches a node.
+  bool is_reached(int node) const { return level_[static_cast<size_t>(node)] >= 0; }
   /// Verifies the result of run() independently of the algorithm: the flow is within the capacities, no node but source
   /// and sink makes or takes any, and the cut separates source and sink and has the value of the flow, which proves
   /// both optimal. Returns the first violation, or null if there is none. Takes O(nodes + edges).

@@ -44,7 +44,7 @@ std::string milliseconds(double ms) {
   return text.substr(0, text.find('.') + 3) + " ms";
 }
 
-std::string plan_table(const Problem& problem, const PlacedPlan& placed) {
+std::string plan_table(const Problem& problem, const PlacedPlan& placed, bool keep_order) {
   const Plan& plan = placed.plan;
   std::vector<std::vector<std::string>> rows = {
       {"planner", std::string(plan.planner->name)},
@@ -59,7 +59,8 @@ std::string plan_table(const Problem& problem, const PlacedPlan& placed) {
                                    format_bytes(problem.graph.resident_bytes()) + " of resident values"});
     rows.push_back({"time", format_ns(*plan.time_ns) + " " + change(*plan.time_ns, problem.base_time_ns)});
   }
-  rows.push_back({"lower bound", format_ns(plan.result.lower_bound_ns) + ", for plans in base order"});
+  rows.push_back(
+      {"lower bound", format_ns(plan.result.lower_bound_ns) + (keep_order ? ", for plans in base order" : "")});
   if (plan.result.smallest_budget_bytes > 0)
     rows.push_back({"smallest budget", format_bytes(plan.result.smallest_budget_bytes) + " = " +
                                            std::to_string(plan.result.smallest_budget_bytes) + " bytes"});
@@ -97,7 +98,7 @@ ExitStatus run_plan(const Arguments& arguments) {
   }();
   const Plan& plan = placed.plan;
   // Everything that can run out of memory comes before the first byte of output.
-  std::string text = headline(problem) + plan_table(problem, placed);
+  std::string text = headline(problem) + plan_table(problem, placed, arguments.keep_order);
   if (arguments.json) {
     Json json = to_json(plan);
     if (arguments.placed) json["arena_bytes"] = placed.placement ? Json(placed.placement->arena_bytes) : Json(nullptr);

@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <iostream>
+#include <iterator>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "headroom/cli/commands.h"
 #include "headroom/cli/print.h"
@@ -134,6 +137,51 @@ std::string explain_peak(const Subject& subject) {
          count(live.size(), "live value", "live values") + ": " + largest(live, format_bytes) + ".\n";
 }
 
+/// Returns the fewest ops without which the first runs of a schedule are in base order: all but those of a longest
+/// ascending subsequence.
+std::vector<OpId> moved_ops(const Graph& graph, const Schedule& schedule) {
+  std::vector<OpId> first_runs;
+  std::vector<uint8_t> has_run(graph.ops().size(), 0);
+  for (const Step& step : schedule.steps)
+    if (step.is_run() && std::exchange(has_run[index(step.op())], 1) == 0) first_runs.push_back(step.op());
+  std::vector<size_t> ends;  // By length: where the ascending subsequence with the smallest last op ends.
+  std::vector<size_t> before(first_runs.size(), first_runs.size());
+  for (size_t i = 0; i < first_runs.size(); ++i) {
+    const auto end = std::ranges::lower_bound(ends, first_runs[i], {}, [&](size_t k) { return first_runs[k]; });
+    if (end != ends.begin()) before[i] = *std::prev(end);
+    if (end == ends.end())
+      ends.push_back(i);
+    else
+      *end = i;
+  }
+  std::vector<uint8_t> is_kept(first_runs.size(), 0);
+  for (size_t i = ends.empty() ? first_runs.size() : ends.back(); i < first_runs.size(); i = before[i]) is_kept[i] = 1;
+  std::vector<OpId> moved;
+  for (size_t i = 0; i < first_runs.size(); ++i)
+    if (is_kept[i] == 0) moved.push_back(first_runs[i]);
+  return moved;
+}
+
+/// Describes which first runs the schedule moves, and what `auto` reaches within the same peak without that.
+std::string explain_order(const Subject& subject, PlanLimits limits) {
+  const auto& [problem, schedule, simulation] = subject;
+  const std::vector<OpId> moved = moved_ops(problem.graph, schedule);
+  if (moved.empty()) return "";
+  constexpr size_t kShown = 6;
+  std::string text = count(moved.size(), "op first runs", "ops first run") + " at another place than listed: ";
+  for (size_t i = 0; i < std::min(moved.size(), kShown); ++i)
+    text += (i == 0 ? "" : ", ") + quote(problem.graph.op(moved[i]).name);
+  if (moved.size() > kShown) text += " and " + std::to_string(moved.size() - kShown) + " more";
+  limits.keep_order = true;
+  const Plan kept = make_plan(default_planner(), problem, {simulation.peak_bytes, limits});
+  text += ". With the order kept, `auto` ";
+  if (!kept.time_ns)
+    return text + "has no plan within the same peak; its smallest budget is " +
+           format_bytes(kept.result.smallest_budget_bytes) + ".\n";
+  return text + "takes " + format_ns(*kept.time_ns) + " " + change(*kept.time_ns, problem.base_time_ns) +
+         " within the same peak.\n";
+}
+
 /// Returns the change of budget to describe: a GiB, or less if the peak of store-all is less than eight.
 int64_t budget_step_bytes(int64_t base_peak_bytes) {
   int64_t step_bytes = int64_t{1} << 30U;
@@ -173,7 +221,7 @@ std::string explain_alternatives(const Subject& subject, const PlanLimits& limit
   const Plan less = plan_within(less_bytes);
   text += "With " + format_bytes(step_bytes) + " less, " + format_bytes(less_bytes) + ", ";
   if (less.time_ns) return text + "it would be " + described(less) + ".\n";
-  text += less.result.status == PlanStatus::kInfeasible ? "there is no plan in base order" : "`auto` finds no plan";
+  text += less.result.status == PlanStatus::kInfeasible ? "there is no plan" : "`auto` finds no plan";
   if (less.result.smallest_budget_bytes > 0)
     text += "; the smallest budget that it can meet is " + format_bytes(less.result.smallest_budget_bytes);
   return text + ".\n";
@@ -193,8 +241,8 @@ ExitStatus run_explain(const Arguments& arguments) {
   const Subject subject{problem, schedule, simulation};
   std::string text = explain_whole(subject);
   if (simulation.peak_step)
-    text += explain_kept(subject) + explain_reruns(subject) + explain_peak(subject) +
-            explain_alternatives(subject, limits_of(arguments));
+    text += explain_kept(subject) + explain_reruns(subject) + explain_order(subject, limits_of(arguments)) +
+            explain_peak(subject) + explain_alternatives(subject, limits_of(arguments));
   std::cout << text;
   return kDone;
 }

@@ -14,6 +14,7 @@ namespace headroom::internal::cli {
 
 PlanLimits limits_of(const PlanArguments& arguments) {
   PlanLimits limits;
+  limits.keep_order = arguments.keep_order;
   limits.threads = arguments.threads;
   limits.effort = arguments.effort;
   if (arguments.effort == Effort::kLow) limits.max_states /= 10;
@@ -47,7 +48,7 @@ void add_planner_options(CLI::App& command, PlanArguments& arguments) {
                    "subset planners: run checkpoints as PyTorch's reentrant ones");
   command.add_flag("--exact", arguments.options.exact, "lower-sets: search all lower sets");
   command.add_flag("--keep-order", arguments.keep_order,
-                   "auto, exhaustive: only schedules that keep the base order of first runs (the default)");
+                   "auto, exhaustive: only schedules that keep the base order of first runs");
 }
 
 void add_limits(CLI::App& command, PlanArguments& arguments) {

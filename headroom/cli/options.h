@@ -18,7 +18,7 @@ struct PlanArguments {
   std::string planner = "auto";
   std::optional<std::string> budget;
   PlannerOptions options;
-  bool keep_order = true;  ///< always true: no planner reorders first runs
+  bool keep_order = false;  ///< whether first runs keep the base order
   Effort effort = Effort::kNormal;
   int threads = 0;
 };

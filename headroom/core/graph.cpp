@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <unordered_set>
+#include <utility>
 
 #include "headroom/core/error.h"
 #include "headroom/core/quote.h"
@@ -121,11 +122,55 @@ class Linter {
           return "op " + quote(op.name) + " both reads and writes " + value_name(id);
       for (const ValueId id : op.inputs)
         if (available[index(id)] == 0)
-          return "op " + quote(op.name) + " reads " + value_name(id) +
-                 ", which no earlier op writes: ops must be listed in an order in which the step can run";
+          return "op " + quote(op.name) + " reads " + value_name(id) + ", which no earlier op writes" +
+                 describe_cycle().value_or(": ops must be listed in an order in which the step can run");
       for (const ValueId id : op.outputs) available[index(id)] = 1;
     }
     return {};
+  }
+
+  /// Returns the ops of a cycle, where some ops cannot run in any order. Runs every op that can run, in any order. Each
+  /// of the others reads a value that only ops among them write, so that going from one to the next ends in a cycle.
+  Problem describe_cycle() const {
+    std::vector<std::vector<size_t>> readers(spec_.values.size());
+    std::vector<size_t> missing(spec_.ops.size(), 0);
+    std::vector<size_t> ready;
+    std::vector<size_t> producer(spec_.values.size());
+    for (size_t i = 0; i < spec_.ops.size(); ++i) {
+      for (const ValueId id : spec_.ops[i].outputs) producer[index(id)] = i;
+      for (const ValueId id : spec_.ops[i].inputs) {
+        if (spec_.values[index(id)].resident) continue;
+        readers[index(id)].push_back(i);
+        ++missing[i];
+      }
+      if (missing[i] == 0) ready.push_back(i);
+    }
+    std::vector<uint8_t> available(spec_.values.size(), 0);
+    for (size_t next = 0; next < ready.size(); ++next)
+      for (const ValueId id : spec_.ops[ready[next]].outputs)
+        if (std::exchange(available[index(id)], 1) == 0)
+          for (const size_t reader : readers[index(id)])
+            if (--missing[reader] == 0) ready.push_back(reader);
+    auto stuck = static_cast<size_t>(std::ranges::find_if(missing, [](size_t n) { return n > 0; }) - missing.begin());
+    if (stuck == missing.size()) return {};
+    std::vector<uint8_t> is_seen(spec_.ops.size(), 0);
+    std::vector<std::pair<size_t, ValueId>> path;  // Ops, and the value of the next one that each reads.
+    while (is_seen[stuck] == 0) {
+      is_seen[stuck] = 1;
+      const Op& op = spec_.ops[stuck];
+      const auto is_missing = [&](ValueId id) {
+        return !spec_.values[index(id)].resident && available[index(id)] == 0;
+      };
+      path.emplace_back(stuck, *std::ranges::find_if(op.inputs, is_missing));
+      stuck = producer[index(path.back().second)];
+    }
+    std::string text = ", and no order is possible, because of a cycle of ops:";
+    const auto first = std::ranges::find(path, stuck, [](const auto& member) { return member.first; });
+    for (auto member = first; member != path.end(); ++member)
+      text += std::string(member == first ? " " : ", ") + quote(spec_.ops[member->first].name) + " reads " +
+              quote(spec_.values[index(member->second)].name) + " of " +
+              quote(spec_.ops[producer[index(member->second)]].name);
+    return text;
   }
 
   Problem check_holds() {

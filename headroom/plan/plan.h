@@ -15,8 +15,8 @@ class NotApplicable : public InvalidInput {
   using InvalidInput::InvalidInput;
 };
 
-/// The status of a plan. What is proved is proved among schedules that keep the base order of first runs
-/// (docs/formats.md), as all planners do, and for most planners among schedules of a certain kind.
+/// The status of a plan. What is proved is proved among the schedules that the planner considers: for `auto` and
+/// `exhaustive` those of PlanLimits::keep_order, for most others schedules of a certain kind.
 enum class PlanStatus : uint8_t {
   kOptimal,     ///< The plan is proved the best of the kind of schedule that the planner considers.
   kFeasible,    ///< The plan is not proved the best.
@@ -28,11 +28,15 @@ enum class PlanStatus : uint8_t {
 /// How long `auto` searches. A higher effort is never slower at any budget; high takes about ten times as long.
 enum class Effort : uint8_t { kLow, kNormal, kHigh };
 
-/// Limits of a planner. They count work, not seconds, so that results are reproducible.
+/// Limits of a planner: which schedules it considers, and how much work it may do. They count work, not seconds, so that
+/// results are reproducible.
 struct PlanLimits {
   int64_t max_states = 1'000'000;  ///< Maximum number of states of searches that could be exponential.
   Effort effort = Effort::kNormal;
   int threads = 0;  ///< Number of threads; 0 for as many as the machine has. It never changes the result.
+  /// Whether `auto` and `exhaustive` consider only schedules that keep the base order of first runs (docs/formats.md).
+  /// Otherwise they consider every valid schedule. All other planners keep the base order.
+  bool keep_order = false;
 };
 
 struct PlanRequest {
@@ -45,7 +49,7 @@ struct PlanRequest {
 struct PlanResult {
   PlanStatus status = PlanStatus::kNotFound;
   std::optional<Schedule> schedule;
-  int64_t lower_bound_ns = 0;  ///< Lower bound on the time of all schedules within the budget that keep the base order.
+  int64_t lower_bound_ns = 0;  ///< Lower bound on the time of all schedules of PlanLimits::keep_order in the budget.
   int64_t smallest_budget_bytes = -1;  ///< Smallest budget for which this planner knows a plan; -1 if not computed.
   /// Of planners that choose checkpoints: stages whose outputs are kept, 1..L-1, ascending.
   std::vector<int> checkpoints;

@@ -32,8 +32,9 @@ struct ClaimOptions {
 ///
 /// - `valid`, `peak`, `time`, `within-budget`, `keep-order`: of each schedule, by replay();
 /// - `impossible`: no schedule is faster than the fastest of all schedules (a fault of the search, not of a planner);
-/// - `optimal`, `infeasible` of `auto` and `exhaustive`; `bound`: lower_bound_ns of every planner, among the schedules
-///   that keep the order; `base-bound`: that of the problem, among all;
+/// - `optimal`, `infeasible` of `auto` and `exhaustive`, and `bound`: lower_bound_ns of every planner, among all schedules
+///   for `auto` and `exhaustive` without keep_order, else among those that keep the order; `base-bound`: that of the
+///   problem, among all;
 /// - `smallest-budget`: there is a plan at that budget and above, none below, and it is not below the smallest peak;
 /// - `least-peak`: `exhaustive` without a budget;
 /// - `monotone`: a larger budget is not slower;
@@ -42,6 +43,7 @@ struct ClaimOptions {
 ///   One exception: if `auto` returns `timeout`, a proved optimum of `exhaustive` may be faster, because a search for one
 ///   budget can finish when the search for all budgets does not;
 /// - `effort`: a higher effort is not worse than a lower one;
+/// - `order`: `auto` is not worse than with keep_order;
 /// - `error`: nothing but NotApplicable is thrown.
 ClaimReport check_claims(const Input& input, const ClaimOptions& options);
 

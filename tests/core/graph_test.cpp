@@ -79,6 +79,17 @@ TEST(Lint, Order) {
   EXPECT_THAT(problem_after([](GraphSpec& s) { s.ops[0].inputs = {ValueId{2}}; }),
               HasSubstr("op 'f' reads value 'b', which no earlier op writes"))
       << "a cycle";
+  // k reads what h writes (b), and so does f, which h waits for.
+  EXPECT_EQ(problem_after([](GraphSpec& s) {
+              s.values.push_back({"c", 0, false, {}});
+              s.ops[0].inputs = {ValueId{2}};
+              s.ops.push_back(s.ops[1]);
+              s.ops[2].name = "k";
+              s.ops[2].inputs = {ValueId{2}};
+              s.ops[2].outputs = {ValueId{3}};
+            }),
+            "op 'f' reads value 'b', which no earlier op writes, and no order is possible, because of a cycle of ops: "
+            "'f' reads 'b' of 'h', 'h' reads 'a' of 'f'");
   EXPECT_EQ(problem_after([](GraphSpec& s) { s.ops[1].outputs.push_back(ValueId{1}); }),
             "op 'h' both reads and writes value 'a'");
 }

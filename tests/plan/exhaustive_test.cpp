@@ -18,12 +18,12 @@ namespace {
 using testing::Builder;
 using testing::Random;
 
-/// Tries all sequences of at most `max_runs` runs in which first runs of needed groups follow the base order, with drops as
-/// early as possible, and records peak and time of the valid ones.
+/// Tries all sequences of at most `max_runs` runs, with `keep_order` those in which first runs of needed groups follow the
+/// base order, with drops as early as possible, and records peak and time of the valid ones.
 class AllSequences {
  public:
-  AllSequences(const Graph& graph, size_t max_runs)
-      : graph_(graph), groups_(find_needed_groups(graph)), most_(max_runs) {
+  AllSequences(const Graph& graph, size_t max_runs, bool keep_order)
+      : graph_(graph), groups_(find_needed_groups(graph)), most_(max_runs), keep_order_(keep_order) {
     extend(0);
   }
 
@@ -47,7 +47,7 @@ class AllSequences {
     for (size_t i = 0; i < graph_.ops().size(); ++i) {
       const auto group = static_cast<size_t>(groups_.group_of_op[i]);
       const size_t order = needed_before(group);
-      if (groups_.needed[group] != 0 && order > first_runs) continue;
+      if (keep_order_ && groups_.needed[group] != 0 && order > first_runs) continue;
       const bool first = groups_.needed[group] != 0 && order == first_runs;
       runs_.push_back(op_id(i));
       extend(first_runs + (first ? 1 : 0));
@@ -62,11 +62,17 @@ class AllSequences {
   const Graph& graph_;
   NeededGroups groups_;
   size_t most_;
+  bool keep_order_;
   std::vector<OpId> runs_;
   std::vector<std::pair<int64_t, int64_t>> found_;
 };
 
-TEST(Exhaustive, EqualsAllSequencesOfRuns) {
+class ExhaustiveOrders : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Orders, ExhaustiveOrders, ::testing::Bool(),
+                         [](const auto& order) { return order.param ? "Kept" : "Any"; });
+
+TEST_P(ExhaustiveOrders, EqualsAllSequencesOfRuns) {
+  const bool keep_order = GetParam();
   int compared = 0;
   for (uint64_t seed = 1; seed <= 800; ++seed) {
     Random random(seed);
@@ -74,10 +80,10 @@ TEST(Exhaustive, EqualsAllSequencesOfRuns) {
     for (Op& op : spec.ops) op.overwrites.clear();
     const Graph graph(spec);
     const size_t max_runs = base_ops(graph).size() + 2;
-    const AllSequences all(graph, max_runs);
+    const AllSequences all(graph, max_runs, keep_order);
     const int64_t peak_bytes = simulate(graph, store_all(graph)).peak_bytes;
     for (int64_t budget_bytes = graph.resident_bytes(); budget_bytes <= peak_bytes; ++budget_bytes) {
-      const PlanResult plan = plan_exhaustive(graph, {budget_bytes, {}});
+      const PlanResult plan = plan_exhaustive(graph, {budget_bytes, {.keep_order = keep_order}});
       const std::optional<int64_t> expected = all.least_time(budget_bytes);
       const std::string where =
           "seed " + std::to_string(seed) + ", budget " + std::to_string(budget_bytes) + "\n" + to_text(graph);

@@ -89,7 +89,7 @@ def test_explain_by_hand(tiny: Path, tmp_path: Path) -> None:
         "The peak is at step 4, run 'b2', with 4 live values: 'x' (8 B), 'a' (4 B), 'loss' (4 B), 'ga' (4 B).",
         # No schedule of this graph has a smaller peak.
         "With the same peak, `auto` finds a plan of 20 ns (+0.0 %).",
-        "With 2 B less, 18 B, there is no plan in base order; the smallest budget that it can meet is 20 B.",
+        "With 2 B less, 18 B, there is no plan; the smallest budget that it can meet is 20 B.",
     ]
     done = headroom("explain", tiny, schedule(tmp_path / "s.json", TINY_STEPS))
     assert "Nothing is recomputed." in done.stdout

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <optional>
 
+#include "headroom/plan/auto/any_order.h"
 #include "headroom/plan/auto/blocks.h"
 #include "headroom/plan/auto/exact.h"
 #include "headroom/plan/auto/levels.h"
@@ -71,19 +72,23 @@ Front search_front(const Problem& problem, const FlatGraph& flat, const PlanLimi
   return search_fronts(problem, flat, limits, parameters).back();
 }
 
-AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits,
+namespace {
+
+/// Returns the front of plans that keep the base order.
+AutoFront make_kept_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits,
                           const SearchParameters& parameters) {
   AutoFront front;
   const ExactParameters& exact = parameters.exact;
   const bool is_small = is_exhaustible(problem.graph) && (exact.max_first_states > 0 || exact.after_search);
   if (is_small && limits.effort == Effort::kHigh) {
-    front = make_auto_front(problem, flat, at_normal_effort(limits), parameters);
+    front = make_kept_front(problem, flat, at_normal_effort(limits), parameters);
     if (!front.limit_reached) return front;
   } else if (is_small && exact.max_first_states > 0) {
     // The smallest graphs are proved by the exact search alone.
     front.plans.push_back(judge(flat, runs_of(store_all(problem.graph))));
     const int64_t max_states = std::min(limits.max_states, exact.max_first_states);
-    make_exact(flat, max_states, max_states, front);
+    make_exact(flat, true, max_states, max_states, front);
+    front.low = front.plans;
     if (!front.limit_reached) return front;
   }
   const Front exact_plans = std::move(front.plans);
@@ -95,15 +100,55 @@ AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const P
   if (!is_small) front.lower.pop_back();
   std::ranges::copy(exact_plans, std::back_inserter(front.plans));
   front.plans = undominated(std::move(front.plans));
+  front.low = front.lower.empty() ? front.plans : front.lower.front();
   if (is_small && exact.after_search && limits.effort != Effort::kLow)
-    make_exact(flat, limits.max_states, max_time_states(problem.graph, limits, exact), front);
+    make_exact(flat, true, limits.max_states, max_time_states(problem.graph, limits, exact), front);
+  return front;
+}
+
+/// Proves the plans for a small graph in any order with few states. Returns none where that does not suffice.
+std::optional<AutoFront> prove_any_order(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits,
+                                         const ExactParameters& exact) {
+  if (!is_exhaustible(problem.graph) || exact.max_first_states == 0) return std::nullopt;
+  AutoFront front;
+  front.plans.push_back(judge(flat, runs_of(store_all(problem.graph))));
+  const int64_t max_states = std::min(limits.max_states, exact.max_first_states);
+  make_exact(flat, false, max_states, max_states, front);
+  return front.limit_reached ? std::nullopt : std::optional(std::move(front));
+}
+
+}  // namespace
+
+AutoFront make_auto_front(const Problem& problem, const FlatGraph& flat, const PlanLimits& limits,
+                          const SearchParameters& parameters) {
+  const bool may_move = !limits.keep_order && parameters.order.any_order && has_order_freedom(problem.graph);
+  if (!may_move) return make_kept_front(problem, flat, limits, parameters);
+  if (std::optional<AutoFront> proved = prove_any_order(problem, flat, limits, parameters.exact)) return *proved;
+  AutoFront front = make_kept_front(problem, flat, limits, parameters);
+  front.proved.clear();
+  // The plans with the order kept stay, so that no budget is slower than with keep_order.
+  front.lower.push_back(front.plans);
+  Front found;
+  if (limits.effort == Effort::kHigh) {
+    AutoFront normal = make_auto_front(problem, flat, at_normal_effort(limits), parameters);
+    found = std::move(normal.plans);
+    std::ranges::move(normal.lower, std::back_inserter(front.lower));
+  } else {
+    found = search_any_order(flat, front.low, limits, parameters);
+  }
+  front.lower.push_back(found);
+  std::ranges::copy(found, std::back_inserter(front.plans));
+  front.plans = undominated(std::move(front.plans));
+  if (limits.effort != Effort::kLow) front.plans = polish_any_order(flat, front.plans, limits, parameters);
+  if (is_exhaustible(problem.graph) && parameters.exact.after_search && limits.effort != Effort::kLow)
+    make_exact(flat, false, limits.max_states, max_time_states(problem.graph, limits, parameters.exact), front);
   return front;
 }
 
 std::shared_ptr<const AutoFront> AutoFronts::get(const Problem& problem, const FlatGraph& flat,
                                                  const PlanLimits& limits) {
   const std::scoped_lock lock(mutex_);
-  std::shared_ptr<const AutoFront>& front = fronts_[{limits.effort, limits.max_states}];
+  std::shared_ptr<const AutoFront>& front = fronts_[{limits.keep_order, limits.effort, limits.max_states}];
   if (!front) front = std::make_shared<const AutoFront>(make_auto_front(problem, flat, limits));
   return front;
 }
@@ -124,7 +169,7 @@ PlanResult plan_auto(const Problem& problem, const PlanRequest& request) {
   const PlanStatus open = front.limit_reached ? PlanStatus::kTimeout : PlanStatus::kNotFound;
   PlanResult result;
   result.smallest_budget_bytes = front.smallest_bytes();
-  const MemoryBound bound = memory_bound(problem.graph, budget_bytes);
+  const MemoryBound bound = memory_bound(problem.graph, budget_bytes, {.keep_order = request.limits.keep_order});
   result.lower_bound_ns = bound.time_ns;
   const std::optional<JudgedRuns> within = pick_within(flat, front, budget_bytes);
   if (!within) {

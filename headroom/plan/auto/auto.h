@@ -6,7 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "headroom/plan/auto/auto_front.h"
@@ -51,20 +51,23 @@ namespace headroom::internal {
 ///    above the bound, and below the smallest of their peaks, step 2 follows.
 /// 8. *Between* (between.h) two plans of the front, more plans are made for the budget that is asked for, and for
 ///    the levels between the same two plans, which are points of the curve (plan_within()).
-/// 9. *Effort.* Low effort stops after one round of step 3. High effort does everything that normal effort does,
+/// 9. *Any order* (any_order.h), unless limits.keep_order. Steps 1 to 7 keep the base order of first runs. Their plans
+///    stay in the front, so that no budget is slower than with keep_order. Where the dependencies of the graph leave
+///    some freedom, plans in which first runs move are searched with about a third of their work, and graphs that
+///    `exhaustive` takes are searched exactly in any order.
+/// 10. *Effort.* Low effort stops after one round of step 3. High effort does everything that normal effort does,
 ///    and starts from its plans. At every budget, a higher effort has the plans of the lower ones.
 ///
-/// Plans may run an op several times, keep a value for part of the time, and recompute values for a recomputation.
-/// First runs keep the base order (--keep-order has no other choice yet). The plans are not optimal in any class, but
-/// memory_bound() bounds their distance from the optimum.
+/// Plans may run an op several times, keep a value for part of the time, and recompute values for a recomputation. The
+/// plans are not optimal in any class, but memory_bound() bounds their distance from the optimum.
 ///
 /// The result is deterministic for any number of threads: in each round, levels are improved independently of each
 /// other, and work is counted in events looked at. At a given effort, time is about linear in the graph except for the
 /// starts, which grow a little faster, and for equal blocks, which cost little. Memory is linear in the graph times the
 /// number of levels.
 ///
-/// What is proved is proved among schedules that keep the base order of first runs (exhaustive.h), as all plans do. The
-/// status is kOptimal where the lower bound is met; kInfeasible where memory_bound() or `exhaustive` proved it, or the
+/// What is proved is proved among all schedules, or with limits.keep_order among those that keep the base order of first
+/// runs. The status is kOptimal where the lower bound is met; kInfeasible where memory_bound() or `exhaustive` proved it, or the
 /// budget is below what some op needs by itself; kTimeout, with the best plan found if any, where `exhaustive` was used
 /// and proved nothing for the budget within its limit; else kFeasible or kNotFound. A budget is required.
 PlanResult plan_auto(const Problem& problem, const PlanRequest& request);
@@ -82,7 +85,8 @@ class AutoFronts {
 
  private:
   std::mutex mutex_;
-  std::map<std::pair<Effort, int64_t>, std::shared_ptr<const AutoFront>> fronts_;  ///< By effort and max_states.
+  /// By keep_order, effort and max_states.
+  std::map<std::tuple<bool, Effort, int64_t>, std::shared_ptr<const AutoFront>> fronts_;
 };
 
 /// Returns the schedule that runs every op of store_all() once, in place wherever it may.

@@ -18,6 +18,8 @@ struct BudgetRange {
 /// The plans of `auto` for all budgets of one problem.
 struct AutoFront {
   Front plans = {};
+  /// The plans of low effort.
+  Front low = {};
   /// Fronts of lower efforts and earlier steps. Plans between two plans of one of them are used too.
   std::vector<Front> lower = {};
   /// The targets of level_targets(), for which plans between neighbours are made as well.

@@ -11,9 +11,10 @@
 
 namespace headroom::internal {
 
-void make_exact(const FlatGraph& flat, int64_t max_peak_states, int64_t max_time_states, AutoFront& front) {
+void make_exact(const FlatGraph& flat, bool keep_order, int64_t max_peak_states, int64_t max_time_states,
+                AutoFront& front) {
   constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
-  ExhaustiveSearch exhaustive(flat.graph);
+  ExhaustiveSearch exhaustive(flat.graph, keep_order);
   const auto add = [&](const Schedule& schedule) {
     front.plans.push_back(judge(flat, runs_of(schedule)));
     const int64_t peak_bytes = front.plans.back().peak_bytes;
@@ -22,7 +23,8 @@ void make_exact(const FlatGraph& flat, int64_t max_peak_states, int64_t max_time
   };
   front.limit_reached = false;
   int64_t least_bytes = peak_lower_bound_bytes(flat);
-  if (front.smallest_bytes() > least_bytes && MemoryBounds(flat.graph).within(front.smallest_bytes() - 1).is_feasible) {
+  if (front.smallest_bytes() > least_bytes &&
+      memory_bound(flat.graph, front.smallest_bytes() - 1, {.keep_order = keep_order}).is_feasible) {
     const std::optional<Schedule> smaller = exhaustive.find_smaller(front.smallest_bytes(), max_peak_states);
     if (smaller) add(*smaller);
     front.limit_reached = exhaustive.limit_reached();

@@ -96,7 +96,9 @@ std::vector<Front> search_fronts(const FlatGraph& flat, const SearchStarts& give
                                  const SearchParameters& parameters) {
   StartPlans starts = make_starts(flat, given, parameters);
   const SearchContext context(flat, limits, parameters, std::ssize(starts.store_all.runs));
-  const MemoryBounds bounds(flat.graph, parameters.bound);
+  MemoryBoundParameters bound_parameters = parameters.bound;
+  bound_parameters.keep_order = true;
+  const MemoryBounds bounds(flat.graph, bound_parameters);
   std::vector<Level> levels = LevelFinder(context, bounds, starts).find();
   const int rounds = starts.are_polished ? 0 : context.rounds();
   std::vector<Front> fronts;

@@ -18,7 +18,7 @@ struct SearchStarts {
   bool are_polished = false;
 };
 
-/// Returns the fronts of the search that plan_auto() describes: the search's own front last, before it those of lower
+/// Returns the fronts of the search that plan_auto() describes, whose plans keep the base order: the search's own front last, before it those of lower
 /// efforts and earlier steps. Callers also use the plans between neighbours of the earlier fronts, so that no later
 /// step makes any budget slower.
 std::vector<Front> search_fronts(const FlatGraph& flat, const SearchStarts& starts, const PlanLimits& limits,

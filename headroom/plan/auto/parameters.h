@@ -108,8 +108,52 @@ struct DescentParameters {
   bool extends_inputs = true;
   /// Whether a move may run an op's next rerun earlier instead of running the op once more.
   bool moves_reruns = true;
+  /// Whether runs are moved, first runs too, before anything is recomputed. Set by the search for plans in any order.
+  bool moves_runs = false;
   /// Time added to every move, in nanoseconds, so that ops of time 0 are compared by their bytes.
   double min_move_ns = 0.01;
+};
+
+/// Plans in any order: moves of first runs, and the search that uses them after the search that keeps the base order.
+struct OrderParameters {
+  /// Whether there is such a search at all.
+  bool any_order = true;
+  /// Number of runs in the plan for each move that is applied at a time.
+  int32_t runs_per_move = 30;
+  /// Maximum number of runs that one move takes along.
+  size_t max_block = 8;
+  /// Number of failed moves at one target after which moving ends.
+  size_t max_failed_moves = 6;
+  /// Maximum work of the moves for one target, for each run of the plan.
+  int64_t max_work_per_run = 100;
+  /// Levels whose plan is within this fraction (1 / 2,000) of the bound for all orders are left alone.
+  int64_t close_fraction = 2'000;
+  /// Whether orders of a list scheduler are starts.
+  bool list_orders = true;
+  /// Each step towards an order with a smaller peak asks for this fraction (1/64) of the peak less.
+  int64_t peak_step_fraction = 64;
+  /// Whether a cut of the bound for all orders is a start at every level of a short graph.
+  bool cut = true;
+  /// Whether store-all in its best order is a start at every level.
+  bool store_all = true;
+  /// Work to start levels, in percent of the work of polish.
+  int64_t start_work_percent = 20;
+  /// The first step towards a smaller peak is this fraction (1/1,000) of the smallest peak.
+  int64_t small_step_fraction = 1'000;
+  /// Work of these steps, in percent of the work of polish.
+  int64_t small_step_work_percent = 15;
+  /// Where another order of store-all saves at least this fraction (1/32) of its peak, steps of that fraction come first.
+  int64_t large_step_fraction = 32;
+  /// Work of these steps, in percent of the work of polish. Few graphs have them, and they find much smaller peaks.
+  int64_t large_step_work_percent = 300;
+  /// A step from which no plan is found is divided by this number, and one that finds a plan is doubled.
+  int64_t step_divisor = 8;
+  /// One attempt at a smaller peak may take this fraction (1/8) of the work of all steps.
+  int64_t tries = 8;
+  /// Number of rounds of polish with moves.
+  int rounds = 1;
+  /// Work of these rounds, in percent of the work of polish.
+  int64_t polish_work_percent = 10;
 };
 
 /// Pruning: the removal of reruns that a plan does not need.
@@ -245,6 +289,7 @@ struct SearchParameters {
   LevelParameters level = {};
   StartParameters start = {};
   DescentParameters descent = {};
+  OrderParameters order = {};
   PruningParameters pruning = {};
   PerturbationParameters perturbation = {};
   PolishParameters polish = {};

@@ -83,6 +83,106 @@ std::vector<int32_t> faster_base(const FlatGraph& flat, const std::vector<int32_
   return FasterBase(flat).find(base, max_work);
 }
 
+namespace {
+
+/// Orders runs of different ops, of which each value has one producer, by what they add to memory.
+class ListScheduler {
+ public:
+  ListScheduler(const FlatGraph& flat, const std::vector<int32_t>& base, bool backwards)
+      : flat_(flat), base_(base), backwards_(backwards), open_(at(flat.op_count), 0), users_(at(flat.value_count)) {
+    std::vector<int32_t> maker(at(flat.value_count), -1);
+    for (const int32_t op : base) {
+      for (const int32_t u : flat.inputs(op)) {
+        users_[at(u)].push_back(op);
+        ++open_[at(backwards ? maker[at(u)] : op)];
+      }
+      for (const int32_t w : flat.outputs(op)) maker[at(w)] = op;
+    }
+    maker_ = std::move(maker);
+    left_.resize(at(flat.value_count));
+    for (size_t v = 0; v < left_.size(); ++v) left_[v] = static_cast<int32_t>(users_[v].size()) + flat.is_output[v];
+  }
+
+  std::vector<int32_t> run() {
+    std::vector<int32_t> ready;
+    for (const int32_t op : base_)
+      if (open_[at(op)] == 0) ready.push_back(op);
+    std::vector<int32_t> order;
+    while (!ready.empty()) {
+      const auto next = std::ranges::min_element(ready, {}, [&](int32_t op) { return std::pair(added(op), op); });
+      const int32_t op = *next;
+      ready.erase(next);
+      order.push_back(op);
+      place(op, ready);
+    }
+    if (backwards_) std::ranges::reverse(order);
+    return order;
+  }
+
+ private:
+  /// Returns the bytes that an op adds at its place, less those that it frees.
+  int64_t added(int32_t op) const {
+    int64_t bytes = 0;
+    for (const int32_t w : flat_.outputs(op)) bytes += backwards_ ? -flat_.bytes[at(w)] : flat_.bytes[at(w)];
+    for (const int32_t u : flat_.inputs(op)) {
+      if (is_last_use(u)) bytes += backwards_ ? flat_.bytes[at(u)] : -flat_.bytes[at(u)];
+    }
+    return bytes;
+  }
+  /// Returns whether no read of a value follows the next one that is placed.
+  bool is_last_use(int32_t value) const {
+    if (!backwards_) return left_[at(value)] == 1;
+    return left_[at(value)] == static_cast<int32_t>(users_[at(value)].size());
+  }
+  void place(int32_t op, std::vector<int32_t>& ready) {
+    for (const int32_t u : flat_.inputs(op)) {
+      --left_[at(u)];
+      if (backwards_ && --open_[at(maker_[at(u)])] == 0) ready.push_back(maker_[at(u)]);
+    }
+    if (backwards_) return;
+    for (const int32_t w : flat_.outputs(op))
+      for (const int32_t user : users_[at(w)])
+        if (--open_[at(user)] == 0) ready.push_back(user);
+  }
+
+  const FlatGraph& flat_;
+  const std::vector<int32_t>& base_;
+  bool backwards_;
+  std::vector<int32_t> open_;                ///< By op: number of inputs (backwards: reads of its outputs) not placed.
+  std::vector<std::vector<int32_t>> users_;  ///< By value: the ops that read it.
+  std::vector<int32_t> maker_;               ///< By value: the op that writes it.
+  std::vector<int32_t> left_;                ///< By value: number of reads that are not placed.
+};
+
+/// Returns the runs of `base` as cut_start() says.
+std::vector<int32_t> order_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base,
+                                      const MemoryBound& bound) {
+  std::vector<uint8_t> is_postponed(at(flat.op_count), 0);
+  for (const OpId op : bound.postponed) is_postponed[index(op)] = 1;
+  std::vector<uint8_t> is_late_value(at(flat.value_count), 0);
+  std::vector<int32_t> order;
+  std::vector<int32_t> moment;
+  std::vector<int32_t> late;
+  for (const int32_t op : base) {
+    const auto is_late = [&](int32_t u) { return is_late_value[at(u)] != 0; };
+    const bool is_moment = std::ranges::find(bound.moment, static_cast<OpId>(op)) != bound.moment.end();
+    // One of several alternatives may read what is postponed.
+    const bool reads_late = std::ranges::any_of(flat.inputs(op), is_late);
+    (reads_late || is_postponed[at(op)] != 0 ? late : is_moment ? moment : order).push_back(op);
+    if (order.empty() || order.back() != op)
+      for (const int32_t w : flat.outputs(op)) is_late_value[at(w)] = 1;
+  }
+  order.insert(order.end(), moment.begin(), moment.end());
+  order.insert(order.end(), late.begin(), late.end());
+  return order;
+}
+
+}  // namespace
+
+std::vector<int32_t> greedy_order(const FlatGraph& flat, const std::vector<int32_t>& base, bool backwards) {
+  return ListScheduler(flat, base, backwards).run();
+}
+
 std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<int32_t>& base,
                                      const MemoryBound& bound) {
   if (bound.moment.empty()) return {};
@@ -134,6 +234,11 @@ std::vector<int32_t> runs_around_cut(const FlatGraph& flat, const std::vector<in
   for (const ValueId id : flat.graph.outputs())
     if (!flat.graph.value(id).resident && is_live[index(id)] == 0) return {};
   return runs;
+}
+
+std::vector<int32_t> cut_start(const FlatGraph& flat, const std::vector<int32_t>& base, const MemoryBound& bound) {
+  if (bound.moment.empty()) return {};
+  return runs_around_cut(flat, order_around_cut(flat, base, bound), bound);
 }
 
 }  // namespace headroom::internal

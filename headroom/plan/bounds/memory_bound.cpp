@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "headroom/algorithm/max_flow.h"
@@ -35,9 +37,25 @@ class Dependences {
   }
 
   const NeededGroups& groups() const { return groups_; }
+  /// Returns the groups that depend on a group directly.
+  const std::vector<int>& readers(int group) const { return after_[at(group)]; }
   int group_of(ValueId id) const { return groups_.group_of_op[index(graph_.producers(id).front())]; }
-  std::vector<uint8_t> ancestors(int group) const { return reached(before_, group); }
-  std::vector<uint8_t> descendants(int group) const { return reached(after_, group); }
+  /// Return the groups that have run, or have not, when a group runs for the first time: those that it depends on, or
+  /// that depend on it. With `keep_order` also needed groups that are listed before, or after, all of the group.
+  std::vector<uint8_t> before(int group, bool keep_order) const {
+    std::vector<int> from{group};
+    const OpId first = groups_.ops[at(group)].front();
+    for (size_t g = 0; keep_order && g < groups_.ops.size(); ++g)
+      if (groups_.needed[g] != 0 && groups_.ops[g].back() < first) from.push_back(static_cast<int>(g));
+    return reached(before_, std::move(from));
+  }
+  std::vector<uint8_t> after(int group, bool keep_order) const {
+    std::vector<int> from{group};
+    const OpId last = groups_.ops[at(group)].back();
+    for (size_t g = 0; keep_order && g < groups_.ops.size(); ++g)
+      if (groups_.needed[g] != 0 && groups_.ops[g].front() > last) from.push_back(static_cast<int>(g));
+    return reached(after_, std::move(from));
+  }
 
   /// Returns the values that all of some ops read.
   std::vector<ValueId> common_inputs(std::span<const OpId> ops) const {
@@ -49,10 +67,10 @@ class Dependences {
   }
 
  private:
-  /// Returns the groups that can be reached from a group along edges, without the group itself.
-  static std::vector<uint8_t> reached(const std::vector<std::vector<int>>& edges, int group) {
+  /// Returns the groups that can be reached from some groups along edges, and those groups except the first.
+  static std::vector<uint8_t> reached(const std::vector<std::vector<int>>& edges, std::vector<int> open) {
     std::vector<uint8_t> seen(edges.size(), 0);
-    std::vector<int> open{group};
+    for (const int g : std::span(open).subspan(1)) seen[at(g)] = 1;
     while (!open.empty()) {
       const int g = open.back();
       open.pop_back();
@@ -73,10 +91,11 @@ class Dependences {
 /// The moment of a group's first run.
 struct Moment {
   int group = 0;
-  int64_t own_bytes = 0;  ///< Lower bound on the bytes of the op's inputs, outputs, workspace and the resident values.
-  int64_t wanted_bytes = 0;     ///< Bytes of `wanted`.
-  std::vector<ValueId> wanted;  ///< Values produced before and needed after, without the op's own.
-  std::vector<uint8_t> is_own;  ///< By value: whether it is an input or an output of the op.
+  int64_t own_bytes = 0;   ///< Lower bound on the bytes of the op's inputs, outputs, workspace and the resident values.
+  int64_t base_bytes = 0;  ///< Bytes of other values that are live if groups run in base order, each once.
+  std::vector<ValueId> wanted;   ///< Values needed after it that may be produced before, without the op's own.
+  std::vector<uint8_t> is_own;   ///< By value: whether it is an input or an output of the op.
+  std::vector<uint8_t> is_free;  ///< By group: whether it may first run before or after it.
 };
 
 }  // namespace
@@ -87,6 +106,7 @@ class MemoryBounds::Moments {
       : graph_(graph),
         dependences_(graph),
         least_ns_(time_lower_bound_ns(graph)),
+        keep_order_(parameters.keep_order),
         max_prices_(parameters.max_prices),
         moments_(find_moments(parameters)) {
     for (const Op& op : graph.ops()) total_ns_ += op.time_ns;
@@ -94,19 +114,20 @@ class MemoryBounds::Moments {
   }
 
   MemoryBound bound(int64_t budget_bytes, int max_cuts) const {
-    MemoryBound bound{.time_ns = least_ns_, .is_feasible = true, .moment = {}, .kept = {}};
+    MemoryBound bound{.time_ns = least_ns_, .is_feasible = true, .moment = {}, .kept = {}, .postponed = {}};
     Extra extra;
     int tried = 0;
     for (const Moment& moment : moments_) {
       const int64_t room_bytes = budget_bytes - moment.own_bytes;
-      if (moment.wanted_bytes <= room_bytes || tried++ == max_cuts) break;
+      if (moment.base_bytes <= room_bytes || tried++ == max_cuts) break;
       Line way{};
       const std::optional<Extra> found = find_extra(moment, room_bytes, way);
-      if (!found) return {.time_ns = bound.time_ns, .is_feasible = false, .moment = {}, .kept = {}};
-      if (!found->exceeds(extra)) continue;
+      if (!found) return {.time_ns = bound.time_ns, .is_feasible = false, .moment = {}, .kept = {}, .postponed = {}};
+      if (!bound.moment.empty() && !found->exceeds(extra)) continue;
       extra = *found;
       bound.moment = dependences_.groups().ops[at(moment.group)];
       bound.kept = std::move(way.kept);
+      bound.postponed = std::move(way.postponed);
     }
     // Schedules take whole nanoseconds, so a fraction is rounded up.
     const FlowAmount extra_ns = extra.whole_ns + (extra.fraction > 0 ? 1 : 0);
@@ -129,6 +150,7 @@ class MemoryBounds::Moments {
     int64_t bytes = 0;    ///< Bytes kept.
     FlowAmount cost = 0;  ///< Value of the flow: no way costs less at that price.
     std::vector<ValueId> kept = {};
+    std::vector<OpId> postponed = {};
   };
 
   /// A lower bound on the extra time that fitting a moment into the budget takes. The fraction orders moments that are
@@ -162,7 +184,7 @@ class MemoryBounds::Moments {
     std::vector<Moment> moments;
     for (const int group : groups) moments.push_back(moment_of(group));
     std::ranges::stable_sort(moments, std::greater<>(),
-                             [](const Moment& moment) { return moment.wanted_bytes + moment.own_bytes; });
+                             [](const Moment& moment) { return moment.base_bytes + moment.own_bytes; });
     return moments;
   }
 
@@ -187,22 +209,36 @@ class MemoryBounds::Moments {
       least_bytes = std::min(least_bytes, bytes - in_place);
     }
     moment.own_bytes = graph_.resident_bytes() + least_bytes;
-    const std::vector<uint8_t> before = dependences_.ancestors(group);
-    const std::vector<uint8_t> after = dependences_.descendants(group);
+    const std::vector<uint8_t> before = dependences_.before(group, keep_order_);
+    const std::vector<uint8_t> after = dependences_.after(group, keep_order_);
+    moment.is_free.assign(after.size(), 0);
+    for (size_t g = 0; g < after.size(); ++g)
+      if (before[g] == 0 && after[g] == 0 && dependences_.groups().needed[g] != 0 && g != at(group))
+        moment.is_free[g] = 1;
+    find_wanted(moment, before);
+    return moment;
+  }
+
+  /// Finds the values that are needed after a moment, and those that are live then in base order. A group's number is
+  /// larger than those of the groups that it depends on.
+  void find_wanted(Moment& moment, const std::vector<uint8_t>& before) const {
     std::vector<uint8_t> is_wanted(graph_.values().size(), 0);
-    const auto want = [&](ValueId id) {
+    std::vector<uint8_t> is_live(graph_.values().size(), 0);
+    const auto is_early = [&](int g) { return moment.is_free[at(g)] != 0 ? g < moment.group : before[at(g)] != 0; };
+    const auto want = [&](ValueId id, bool is_sure) {
       const size_t v = index(id);
-      if (graph_.value(id).resident || moment.is_own[v] != 0 || is_wanted[v] != 0) return;
-      if (before[at(dependences_.group_of(id))] == 0) return;
+      if (graph_.value(id).resident || moment.is_own[v] != 0) return;
+      const int maker = dependences_.group_of(id);
+      if (is_early(maker) && is_live[v]++ == 0) moment.base_bytes += graph_.value(id).bytes;
+      if (!is_sure || is_wanted[v] != 0 || (before[at(maker)] == 0 && moment.is_free[at(maker)] == 0)) return;
       is_wanted[v] = 1;
       moment.wanted.push_back(id);
-      moment.wanted_bytes += graph_.value(id).bytes;
     };
-    for (size_t g = 0; g < after.size(); ++g)
-      if (after[g] != 0 && dependences_.groups().needed[g] != 0)
-        for (const ValueId id : dependences_.common_inputs(dependences_.groups().ops[g])) want(id);
-    for (const ValueId id : graph_.outputs()) want(id);
-    return moment;
+    const NeededGroups& groups = dependences_.groups();
+    for (size_t g = 0; g < groups.ops.size(); ++g)
+      if (groups.needed[g] != 0 && g != at(moment.group) && !is_early(static_cast<int>(g)))
+        for (const ValueId id : dependences_.common_inputs(groups.ops[g])) want(id, moment.is_free[g] == 0);
+    for (const ValueId id : graph_.outputs()) want(id, true);
   }
 
   /// Returns the price with smaller weights where costs would not fit. Any price gives a bound, so rounding is safe.
@@ -214,53 +250,103 @@ class MemoryBounds::Moments {
     return price;
   }
 
-  /// The ways to fit a moment into the budget, as cuts of a flow network. Cutting an edge of `keeps` keeps its value;
-  /// cutting an edge of `reruns` runs its group again.
+  /// The ways to fit a moment into the budget, as cuts of a flow network. The source reaches what is needed after the
+  /// moment. Cutting an edge of `keeps` keeps its value; cutting an edge of `reruns` runs its group again.
   struct Network {
     MaxFlow flow{2};                              ///< Node 0 is the source, and node 1 the sink.
     std::vector<std::pair<int, ValueId>> keeps;   ///< Pairs of edge and value.
     std::vector<std::pair<int, int64_t>> reruns;  ///< Pairs of edge and time in nanoseconds.
+    std::vector<std::pair<int, int>> later;       ///< Pairs of node and group: the group first runs after the moment.
   };
 
-  /// Returns the network of a moment without capacities, which depend on the price.
-  Network network_of(const Moment& moment) const {
-    Network network;
-    MaxFlow& flow = network.flow;
-    // A value has a node if it may be needed after the moment, and a group has a node if it may run again.
-    std::vector<int> node_of_value(graph_.values().size(), -1);
-    std::vector<int> node_of_group(dependences_.groups().ops.size(), -1);
-    std::vector<ValueId> open;
-    const auto need = [&](ValueId id) {
-      int& node = node_of_value[index(id)];
-      if (node < 0) {
-        node = flow.add_node();
-        open.push_back(id);
-      }
-      return node;
-    };
-    for (const ValueId id : moment.wanted) flow.add_edge(0, need(id), MaxFlow::kUnlimited);
-    while (!open.empty()) {
-      const ValueId id = open.back();
-      open.pop_back();
-      const int group = dependences_.group_of(id);
-      int again = node_of_group[at(group)];
-      if (again < 0) {
-        again = node_of_group[at(group)] = flow.add_node();
-        const std::vector<OpId>& ops = dependences_.groups().ops[at(group)];
-        // An op that may run only once has run before, unless an alternative has run instead.
-        if (ops.size() > 1 || graph_.op(ops.front()).recompute) {
-          network.reruns.emplace_back(flow.add_edge(again, 1, 0), fastest_ns(graph_, ops));
-          for (const ValueId input : dependences_.common_inputs(ops))
-            if (!graph_.value(input).resident && moment.is_own[index(input)] == 0)
-              flow.add_edge(again, need(input), MaxFlow::kUnlimited);
+  /// Makes the network of a moment.
+  class NetworkMaker {
+   public:
+    NetworkMaker(const Moments& moments, const Moment& moment)
+        : graph_(moments.graph_),
+          dependences_(moments.dependences_),
+          moment_(moment),
+          node_of_value_(graph_.values().size(), -1),
+          node_of_group_(dependences_.groups().ops.size(), -1),
+          node_of_later_(dependences_.groups().ops.size(), -1) {}
+
+    /// Returns the network without capacities, which depend on the price.
+    Network make() {
+      for (const ValueId id : moment_.wanted) network_.flow.add_edge(0, need(id), MaxFlow::kUnlimited);
+      while (!open_values_.empty() || !open_groups_.empty()) {
+        if (!open_groups_.empty()) {
+          const int group = open_groups_.back();
+          open_groups_.pop_back();
+          add_later(group);
         } else {
-          flow.add_edge(again, 1, MaxFlow::kUnlimited);
+          const ValueId id = open_values_.back();
+          open_values_.pop_back();
+          const int again = again_of(dependences_.group_of(id));
+          network_.keeps.emplace_back(network_.flow.add_edge(node_of_value_[index(id)], again, 0), id);
         }
       }
-      network.keeps.emplace_back(flow.add_edge(node_of_value[index(id)], again, 0), id);
+      return std::move(network_);
     }
-    return network;
-  }
+
+   private:
+    /// Returns the node of a value that may be needed after the moment.
+    int need(ValueId id) {
+      int& node = node_of_value_[index(id)];
+      if (node < 0) {
+        node = network_.flow.add_node();
+        open_values_.push_back(id);
+      }
+      return node;
+    }
+    void need_inputs(int node, int group) {
+      for (const ValueId id : dependences_.common_inputs(dependences_.groups().ops[at(group)]))
+        if (!graph_.value(id).resident && moment_.is_own[index(id)] == 0)
+          network_.flow.add_edge(node, need(id), MaxFlow::kUnlimited);
+    }
+    /// Returns the node of a group that may run for the first time after the moment.
+    int later_of(int group) {
+      int& node = node_of_later_[at(group)];
+      if (node < 0) {
+        node = network_.flow.add_node();
+        network_.later.emplace_back(node, group);
+        open_groups_.push_back(group);
+      }
+      return node;
+    }
+    void add_later(int group) {
+      const int node = node_of_later_[at(group)];
+      need_inputs(node, group);
+      for (const int reader : dependences_.readers(group))
+        if (moment_.is_free[at(reader)] != 0) network_.flow.add_edge(node, later_of(reader), MaxFlow::kUnlimited);
+    }
+    /// Returns the node of a group that may run after the moment.
+    int again_of(int group) {
+      int& node = node_of_group_[at(group)];
+      if (node >= 0) return node;
+      const int again = node = network_.flow.add_node();
+      // A group that may first run after the moment runs there at no cost.
+      const int end = moment_.is_free[at(group)] != 0 ? later_of(group) : 1;
+      const std::vector<OpId>& ops = dependences_.groups().ops[at(group)];
+      // An op that may run only once has run before, unless an alternative has run instead.
+      if (ops.size() > 1 || graph_.op(ops.front()).recompute) {
+        network_.reruns.emplace_back(network_.flow.add_edge(again, end, 0), fastest_ns(graph_, ops));
+        need_inputs(again, group);
+      } else {
+        network_.flow.add_edge(again, end, MaxFlow::kUnlimited);
+      }
+      return again;
+    }
+
+    const Graph& graph_;
+    const Dependences& dependences_;
+    const Moment& moment_;
+    Network network_;
+    std::vector<int> node_of_value_;
+    std::vector<int> node_of_group_;  ///< By group: its node if it may run after the moment.
+    std::vector<int> node_of_later_;  ///< By group: its node if it may first run after the moment.
+    std::vector<ValueId> open_values_;
+    std::vector<int> open_groups_;
+  };
 
   /// Returns the cheapest way at a price.
   Line cheapest(Network& network, const Price& price) const {
@@ -276,14 +362,19 @@ class MemoryBounds::Moments {
       line.bytes += graph_.value(id).bytes;
       line.kept.push_back(id);
     }
+    for (const auto& [node, group] : network.later) {
+      if (!flow.is_reached(node)) continue;
+      const std::vector<OpId>& ops = dependences_.groups().ops[at(group)];
+      line.postponed.insert(line.postponed.end(), ops.begin(), ops.end());
+    }
     return line;
   }
 
   /// Returns the largest bound over all prices, or none where no way fits. `way` becomes the fastest way found that
   /// fits.
   std::optional<Extra> find_extra(const Moment& moment, int64_t room_bytes, Line& way) const {
-    Network network = network_of(moment);
-    Line all{.bytes = moment.wanted_bytes};
+    Network network = NetworkMaker(*this, moment).make();
+    Line all{.bytes = moment.base_bytes};
     // At this price, one byte less is worth any time.
     Line least = cheapest(network, fitting({.time_weight = 1, .byte_weight = FlowAmount{total_ns_} + 1}));
     if (least.bytes > room_bytes) return std::nullopt;
@@ -311,6 +402,7 @@ class MemoryBounds::Moments {
   int64_t least_ns_;
   int64_t total_ns_ = 0;     ///< Time of all ops.
   int64_t total_bytes_ = 0;  ///< Bytes of all values.
+  bool keep_order_;
   int max_prices_;
   std::vector<Moment> moments_;
 };

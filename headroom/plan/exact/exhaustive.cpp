@@ -33,7 +33,7 @@ enum class Goal : uint8_t { kLeastTime, kLeastPeak };
 
 class ExhaustiveSearch::Search {
  public:
-  explicit Search(const Graph& graph) : graph_(graph), memory_(graph), values_(memory_.values()) {
+  Search(const Graph& graph, bool keep_order) : graph_(graph), memory_(graph), values_(memory_.values()) {
     const NeededGroups groups = find_needed_groups(graph);
     std::vector<int> number(groups.ops.size(), kOptional);
     std::vector<OpId> last_op;  // By needed group: its last op in base order.
@@ -42,7 +42,7 @@ class ExhaustiveSearch::Search {
       number[g] = static_cast<int>(last_op.size());
       fastest_ns_.push_back(fastest_ns(graph, groups.ops[g]));
       Mask before = 0;
-      for (size_t other = 0; other < last_op.size(); ++other)
+      for (size_t other = 0; keep_order && other < last_op.size(); ++other)
         if (last_op[other] < groups.ops[g].front()) before |= bit(other);
       before_.push_back(before);
       last_op.push_back(groups.ops[g].back());
@@ -283,7 +283,7 @@ class ExhaustiveSearch::Search {
   StateMemory memory_;  ///< The memory at the state that is being expanded.
   std::span<const ValueId> values_;
   Mask all_groups_ = 0;              ///< The needed groups.
-  std::vector<Mask> before_;         ///< By needed group: the groups that are listed before all of it.
+  std::vector<Mask> before_;         ///< By needed group: the groups that must run before it to keep the order.
   std::vector<int64_t> fastest_ns_;  ///< By needed group: time of its fastest op.
   Mask outputs_ = 0;
   Mask first_outputs_ = 0;  ///< First outputs of ops that may run in place.
@@ -335,10 +335,10 @@ void check_size(const Graph& graph) {
 
 bool is_exhaustible(const Graph& graph) { return !find_excess(graph); }
 
-ExhaustiveSearch::ExhaustiveSearch(const Graph& graph) {
+ExhaustiveSearch::ExhaustiveSearch(const Graph& graph, bool keep_order) {
   check_size(graph);
   least_ns_ = time_lower_bound_ns(graph);
-  search_ = std::make_unique<Search>(graph);
+  search_ = std::make_unique<Search>(graph, keep_order);
 }
 
 ExhaustiveSearch::~ExhaustiveSearch() = default;
@@ -359,7 +359,7 @@ int64_t ExhaustiveSearch::state_count() const { return search_->state_count(); }
 
 PlanResult plan_exhaustive(const Graph& graph, const PlanRequest& request) {
   check_size(graph);
-  ExhaustiveSearch::Search search(graph);
+  ExhaustiveSearch::Search search(graph, request.limits.keep_order);
   PlanResult result;
   const int64_t max_states = request.limits.max_states;
   if (!search.run(Goal::kLeastPeak, kUnlimited, kUnlimited, max_states)) {

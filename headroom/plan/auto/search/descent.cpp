@@ -101,6 +101,7 @@ bool Descent::run(int64_t target_bytes, const DescentOptions& options) {
   size_t moves_at_a_time = max_moves(options);
   const int64_t end = editor_.work() + max_work(options);
   const auto max_ns = static_cast<double>(options.max_ns);
+  if (parameters_.moves_runs) reordering_.run(target_bytes);
   excess_.assign(now, target_bytes);
   while (now.peak_bytes() > target_bytes) {
     if (editor_.work() > end || now.time_ns() > options.max_ns || banned_.size() > parameters_.max_failed_moves)

@@ -12,6 +12,7 @@
 #include "headroom/plan/auto/search/editor.h"
 #include "headroom/plan/auto/search/excess.h"
 #include "headroom/plan/auto/search/moves.h"
+#include "headroom/plan/auto/search/reordering.h"
 
 namespace headroom::internal {
 
@@ -50,10 +51,11 @@ class MoveCombiner {
 /// step takes the move that removes the most excess (bytes above the target, summed over the moments) for its time.
 class Descent {
  public:
-  /// Keeps references to both.
-  Descent(RunEditor& editor, const DescentParameters& parameters)
+  /// Keeps references to all of these.
+  Descent(RunEditor& editor, const DescentParameters& parameters, Reordering& reordering)
       : editor_(editor),
         parameters_(parameters),
+        reordering_(reordering),
         candidates_(editor, excess_, parameters),
         evaluator_(editor, excess_, parameters),
         combiner_(editor.flat()) {}
@@ -70,6 +72,7 @@ class Descent {
 
   RunEditor& editor_;
   const DescentParameters& parameters_;
+  Reordering& reordering_;
   Excess excess_;
   Candidates candidates_;
   MoveEvaluator evaluator_;

@@ -10,6 +10,7 @@
 #include "headroom/plan/auto/search/judged_runs.h"
 #include "headroom/plan/auto/search/perturbation.h"
 #include "headroom/plan/auto/search/pruning.h"
+#include "headroom/plan/auto/search/reordering.h"
 
 namespace headroom::internal {
 
@@ -20,7 +21,8 @@ class RunSearch {
   explicit RunSearch(const FlatGraph& flat, const SearchParameters& parameters = {})
       : parameters_(parameters),
         editor_(flat),
-        descent_(editor_, parameters_.descent),
+        reordering_(editor_, parameters_.order),
+        descent_(editor_, parameters_.descent, reordering_),
         pruning_(editor_, parameters_.pruning),
         perturbation_(editor_, parameters_.perturbation) {}
   RunSearch(const RunSearch&) = delete;
@@ -36,6 +38,8 @@ class RunSearch {
   uint64_t random(uint64_t n) { return editor_.random(n); }
 
   bool descend(int64_t target_bytes, const DescentOptions& options) { return descent_.run(target_bytes, options); }
+  /// Moves runs until the peak is at most the target, as far as that is possible without other changes.
+  void reorder(int64_t target_bytes) { reordering_.run(target_bytes); }
   void prune(int64_t target_bytes) { pruning_.run(target_bytes); }
 
   void remember() { perturbation_.remember(); }
@@ -46,6 +50,7 @@ class RunSearch {
  private:
   SearchParameters parameters_;
   RunEditor editor_;
+  Reordering reordering_;
   Descent descent_;
   Pruning pruning_;
   Perturbation perturbation_;
