@@ -146,6 +146,7 @@ def compile(  # noqa: A001
     cache: bool = True,
     on_plan: Callable[[Planned], None] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    arena: bool = False,
 ) -> Model:
     """Compiles a module or a function so that it trains inside ``budget``.
 
@@ -166,10 +167,12 @@ def compile(  # noqa: A001
     optimizer
         The optimizer that will train the model. A budget in bytes then leaves room for its state from the first step
         on, in which the state does not exist yet.
+    arena
+        Whether a step's memory lies in one block, so that fragmentation cannot exceed the budget. So far on the CPU.
 
     A budget that is too small raises BudgetError in the first call, with the smallest feasible one.
     """
-    backend = _Backend(Settings(budget, planner, kernels, reserve, cache, on_plan, optimizer))
+    backend = _Backend(Settings(budget, planner, kernels, reserve, cache, on_plan, optimizer, arena))
     compiled = torch.compile(model, backend=backend, dynamic=False)
     if isinstance(compiled, OptimizedModule):
         compiled.__class__ = CompiledModule
@@ -324,7 +327,7 @@ def _device_plan(step: Step, outside_bytes: int) -> MemoryPlan:
         step.settings.planner,
         None if step.settings.budget is None else budget + outside_bytes,
         step.input_bytes + outside_bytes,
-        plan_of_step.peak_bytes + outside_bytes,
+        shape.peak_bytes(plan_of_step.schedule) + outside_bytes,
         plan_of_step.time_ns,
         shape.store_all_bytes + outside_bytes,
         plan_of_step.base_time_ns,

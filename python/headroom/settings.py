@@ -91,12 +91,15 @@ class Settings:
     on_plan: Callable[[Planned], None] | None = None  # Called with each plan before it runs.
     # Optimizer whose state is counted before it is allocated.
     optimizer: torch.optim.Optimizer | PendingState | None = None
+    arena: bool = False
 
     def __post_init__(self) -> None:
         if self.planner not in _C.planner_names():
             raise ValueError(f"planner must be one of {', '.join(_C.planner_names())}, found {self.planner!r}")
         if self.kernels not in ("eager", "inductor"):
             raise ValueError(f"kernels must be eager or inductor, found {self.kernels!r}")
+        if not isinstance(self.arena, bool):
+            raise TypeError(f"arena must be True or False, found {self.arena!r}")
         self.reserve = read_bytes(self.reserve, "reserve")
         self.budget = read_budget(self.budget)
         if self.optimizer is not None and not isinstance(self.optimizer, PendingState):
@@ -145,3 +148,4 @@ class Options(TypedDict, total=False):
     cache: bool
     on_plan: Callable[[Planned], None] | None
     optimizer: torch.optim.Optimizer | None
+    arena: bool

@@ -20,7 +20,8 @@ ArenaPeak find_arena_peak(const Graph& graph, const Schedule& schedule, const st
   problem.alignment = alignment;
   std::vector<int64_t> beside_bytes(count + 1);  // By step: at first, the change from the step before.
   for (const Buffer& buffer : find_buffers(graph, schedule)) {
-    if (buffer.last_step + 1 < count && !runs_outside(buffer.first_step)) {
+    const bool is_left = buffer.value && buffer.last_step + 1 == count;
+    if (!is_left && !runs_outside(buffer.first_step)) {
       problem.blocks.push_back(
           {buffer.bytes, static_cast<int64_t>(buffer.first_step), static_cast<int64_t>(buffer.last_step)});
     } else {
