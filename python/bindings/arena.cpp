@@ -39,9 +39,9 @@ void bind_arenas(pybind11::module_& module) {
       .def_readonly("forward_peak_bytes", &ArenaMemory::forward_peak_bytes)
       .def_readonly("forward_left_bytes", &ArenaMemory::forward_left_bytes)
       .def_readonly("backward_peak_bytes", &ArenaMemory::backward_peak_bytes)
-      .def(
-          "__eq__", [](const ArenaMemory& memory, const ArenaMemory& other) { return memory == other; },
-          py::is_operator());
+      .def("__eq__", [](const ArenaMemory& memory, const py::object& other) {
+        return py::isinstance<ArenaMemory>(other) && memory == other.cast<const ArenaMemory&>();
+      });
   py::class_<ArenaStatistics>(module, "ArenaStatistics")
       .def_readonly("block_bytes", &ArenaStatistics::block_bytes)
       .def_readonly("served", &ArenaStatistics::served)
