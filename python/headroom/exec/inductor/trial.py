@@ -20,6 +20,7 @@ from headroom._torch import (
     top_saved_tensor_hooks,
 )
 from headroom.budget.excess import block_slack_bytes, counts_whole_blocks
+from headroom.exec.inductor.halves import in_flight
 from headroom.graph.operators import is_tensor
 
 
@@ -229,10 +230,12 @@ def try_step(
     device: torch.device,
     codes: Sequence[object] = (),
     allowed_bytes: int | None = None,
+    arena: _C.Arena | None = None,
 ) -> Trial:
     """Runs two steps and returns the memory of the second, as libraries allocate their workspaces in the first.
 
-    Stops before a buffer of the compiled `codes` would exceed `allowed_bytes`.
+    Stops before a buffer of the compiled `codes` would exceed `allowed_bytes`. The first step records an arena, and the
+    second one runs in its block.
     """
     meter = _C.Meter(device)
     if counts_whole_blocks(device):
@@ -242,10 +245,13 @@ def try_step(
         stand_ins, leaves = arguments.stand_ins()
         before = meter.current_bytes()
         meter.reset_peak()
+        memory = None if arena is None else arena.memory()
         limit = contextlib.nullcontext()
-        if allowed_bytes is not None:
+        if allowed_bytes is not None and memory is None:
             limit = _limited(codes, before + allowed_bytes, device)
-        with limit:
+        if allowed_bytes is not None and memory is not None and memory.block_bytes > allowed_bytes:
+            raise _OverLimit(before + memory.block_bytes)
+        with limit, in_flight(arena):
             results = [
                 result
                 for result in pytree.tree_leaves(compiled(*stand_ins))
