@@ -199,6 +199,8 @@ class OpStep:
 
 class PlannedStages:
     predicted_peak_bytes: int
+    arena: Arena | None
+    def use_arena(self, device: torch.device) -> None: ...
     def run(self, input: torch.Tensor) -> torch.Tensor: ...  # noqa: A002
 
 class MeasuredStages:

@@ -19,9 +19,11 @@ from headroom._torch import (
     pytree,
     top_saved_tensor_hooks,
 )
+from headroom.budget.arena import peak_bytes
 from headroom.budget.excess import block_slack_bytes, counts_whole_blocks
 from headroom.exec.inductor.halves import in_flight
 from headroom.graph.operators import is_tensor
+from headroom.graph.step_graph import Rest
 
 
 @contextlib.contextmanager
@@ -241,16 +243,16 @@ def try_step(
     if counts_whole_blocks(device):
         torch.cuda.empty_cache()  # A cached block that is too large for a tensor would count in full.
 
+    gradient_bytes = 0
+
     def run() -> tuple[int, int]:
+        nonlocal gradient_bytes
         stand_ins, leaves = arguments.stand_ins()
         before = meter.current_bytes()
         meter.reset_peak()
-        memory = None if arena is None else arena.memory()
         limit = contextlib.nullcontext()
-        if allowed_bytes is not None and memory is None:
+        if allowed_bytes is not None and (arena is None or arena.memory() is None):
             limit = _limited(codes, before + allowed_bytes, device)
-        if allowed_bytes is not None and memory is not None and memory.block_bytes > allowed_bytes:
-            raise _OverLimit(before + memory.block_bytes)
         with limit, in_flight(arena):
             results = [
                 result
@@ -258,6 +260,7 @@ def try_step(
                 if is_tensor(result) and result.requires_grad
             ]
             held = meter.current_bytes() - before
+            gradient_bytes = _C.storage_bytes(results)
             if results and all(result.dim() == 0 for result in results):
                 torch.autograd.backward(results, [torch.ones_like(result) for result in results])
             elif results:
@@ -272,6 +275,11 @@ def try_step(
         try:
             run()
             left = meter.current_bytes() - at_first
+            memory = None if arena is None else arena.memory()
+            if memory is not None and allowed_bytes is not None:
+                added = peak_bytes(memory, Rest(), gradient_bytes)
+                if added > allowed_bytes:  # The second step would show this.
+                    return Trial(added, memory.block_bytes + memory.forward_left_bytes, left)
             return Trial(*run(), left)
         except _OverLimit as over:
             return Trial(over.reached_bytes - at_first, is_complete=False)
