@@ -210,6 +210,15 @@ class Recording final : public MemoryOwner, public std::enable_shared_from_this<
   std::optional<Half> half_;
 };
 
+bool ArenaLayout::has_same_requests(const ArenaLayout& other) const {
+  const auto is_same = [](const Request& a, const Request& b) {
+    return a.bytes == b.bytes && (a.offset == kNative) == (b.offset == kNative);
+  };
+  for (size_t half = 0; half < requests.size(); ++half)
+    if (!std::ranges::equal(requests[half], other.requests[half], is_same)) return false;
+  return true;
+}
+
 Arena::Arena(c10::Device device, bool fills) : device_(device), fills_(fills) {}
 
 bool Arena::fills_by_environment() {
@@ -279,18 +288,19 @@ void ArenaRun::leave_native(const void* pointer) {
 void ArenaRun::finish() {
   if (!arena_) return;
   const std::shared_ptr<Arena> arena = arena_;
-  std::shared_ptr<const ArenaLayout> layout = layout_;
-  if (recording_) layout = recording_->make_layout(native_alignment(arena->device_));
+  std::shared_ptr<const ArenaLayout> recorded;
+  if (recording_) recorded = recording_->make_layout(native_alignment(arena->device_));
   const bool is_bad = missed_ > 0 || (block_ && block_->is_in_use());
   {
     const std::lock_guard lock(arena->mutex_);
-    arena->statistics_.recordings += recording_ ? 1 : 0;
-    arena->misses_in_row_ = is_bad ? arena->misses_in_row_ + 1 : 0;
-    if (arena->misses_in_row_ >= Arena::kMissesToRecord && arena->statistics_.recordings < Arena::kMostRecordings) {
-      arena->misses_in_row_ = 0;
-      layout.reset();
-    }
-    arena->layout_ = std::move(layout);
+    ArenaStatistics& statistics = arena->statistics_;
+    statistics.recordings += recorded ? 1 : 0;
+    statistics.bad_in_row = is_bad ? statistics.bad_in_row + 1 : 0;
+    const bool may_record = statistics.recordings < Arena::kMostRecordings;
+    if (recorded && (!may_record || (arena->recorded_ && recorded->has_same_requests(*arena->recorded_))))
+      arena->layout_ = recorded;
+    if (statistics.bad_in_row >= Arena::kMissesToRecord && may_record) arena->layout_.reset();
+    arena->recorded_ = std::move(recorded);
   }
   end();
 }

@@ -36,7 +36,8 @@ struct ArenaStatistics {
   int64_t served = 0;       ///< Requests that were served from a block, in all steps.
   int64_t native = 0;       ///< Requests of later steps that the layout leaves to the native allocator.
   int64_t missed = 0;       ///< Requests that were to be served, or were unknown, and went to the native allocator.
-  int64_t recordings = 0;   ///< Layouts that were made.
+  int64_t recordings = 0;   ///< Steps that have recorded.
+  int64_t bad_in_row = 0;   ///< Last steps with misses, or with memory of the block that was still in use at their end.
   int64_t overtaken = 0;    ///< Steps that ran without the arena, because another one was in it.
 };
 
@@ -47,6 +48,10 @@ struct ArenaLayout {
     int64_t bytes = 0;
     int64_t offset = kNative;
   };
+
+  /// Returns whether a step with the other layout makes the same requests and leaves the same ones native.
+  bool has_same_requests(const ArenaLayout& other) const;
+
   std::array<std::vector<Request>, 2> requests;  ///< By half, in order.
   ArenaMemory memory;
 };
@@ -55,18 +60,18 @@ class ArenaRun;
 
 /// The memory of one step, a graph with a schedule, in one block.
 ///
-/// The first step records the sequence of its requests and when each was freed, on the native allocator. A request that
-/// was freed while a half of the step ran gets an offset, by solve_placement() on these lifetimes. One that was freed
-/// outside of the halves, or not at all, escapes: its memory is the native allocator's, always. In later steps, a request
-/// of the recorded size gets its offset in the block, unless memory that was handed out before and is still in use
-/// overlaps. Requests that do not match go to the native allocator. Where steps in a row have some, the next one records
-/// anew, kMostRecordings times in all.
+/// The first steps record the sequence of their requests and when each was freed, on the native allocator, until two in a
+/// row made the same: a first step makes some that no later one makes. A request that was freed while a half of the step
+/// ran gets an offset, by solve_placement() on these lifetimes. One that was freed outside of the halves, or not at all,
+/// escapes: its memory is the native allocator's, always. In later steps, a request of the recorded size gets its offset
+/// in the block, unless memory that was handed out before and is still in use overlaps. Requests that do not match go to
+/// the native allocator. Where steps in a row have some, the next ones record anew, kMostRecordings times in all.
 ///
 /// The arena knows neither graphs nor planners, and no allocator either: allocators ask ArenaScope::innermost().
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
-  static constexpr int kMostRecordings = 4;
-  static constexpr int kMissesToRecord = 2;  // Steps in a row with misses, after which the next one records.
+  static constexpr int kMostRecordings = 6;  // After the last one its layout stays, whatever the next step requests.
+  static constexpr int kMissesToRecord = 2;  // Steps in a row with misses, after which the next ones record.
 
   /// Makes the arena of a step on `device`. It must be owned by a shared_ptr. If `fills`, freed memory of the block is
   /// filled with bytes 0xff on the CPU, so that a use after the free computes NaNs.
@@ -90,8 +95,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
   const bool fills_;
   mutable std::mutex mutex_;
   bool is_in_use_ = false;
-  std::shared_ptr<const ArenaLayout> layout_;  ///< Null: the next step records.
-  int misses_in_row_ = 0;
+  std::shared_ptr<const ArenaLayout> layout_;    ///< Null: the next step records.
+  std::shared_ptr<const ArenaLayout> recorded_;  ///< Of the last step, if that has recorded.
   ArenaStatistics statistics_;
 };
 

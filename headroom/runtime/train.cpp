@@ -78,7 +78,8 @@ PlannedStep plan_step(const MeasuredStep& measured, std::optional<int64_t> budge
     planned.predicted_peak_bytes = predict(measured, step).peak_bytes + options.later_bytes;
     int64_t peak_bytes = planned.predicted_peak_bytes;
     if ((options.tries || options.arena) && (!budget_bytes || peak_bytes <= *budget_bytes)) {
-      if (options.arena) try_step(measured, step);
+      if (options.arena)
+        for (int run = 0; run < 2; ++run) try_step(measured, step);
       planned.tried_peak_bytes = try_step(measured, step) + options.later_bytes;
       peak_bytes = std::max(peak_bytes, *planned.tried_peak_bytes);
       if (options.arena) planned.predicted_peak_bytes = *planned.tried_peak_bytes;

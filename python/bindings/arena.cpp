@@ -48,6 +48,7 @@ void bind_arenas(pybind11::module_& module) {
       .def_readonly("native", &ArenaStatistics::native)
       .def_readonly("missed", &ArenaStatistics::missed)
       .def_readonly("recordings", &ArenaStatistics::recordings)
+      .def_readonly("bad_in_row", &ArenaStatistics::bad_in_row)
       .def_readonly("overtaken", &ArenaStatistics::overtaken);
   py::class_<Arena, std::shared_ptr<Arena>>(module, "Arena")
       .def(py::init([](const torch::Device& device) { return std::make_shared<Arena>(device); }))

@@ -35,6 +35,7 @@ class ArenaStatistics:
     native: int
     missed: int
     recordings: int
+    bad_in_row: int
     overtaken: int
 
 # A step in flight in an arena; its halves run in the contexts.

@@ -265,6 +265,8 @@ class Step:
         if not _C.is_valid(shape.graph, schedule):
             return None
         if chosen.memory is not None:
+            if chosen.arena.statistics().bad_in_row > 0:
+                return None
             return arena.halves_bytes(chosen.memory, rest, self._tangent_bytes)
         moments = _C.simulate(shape.graph, schedule).moment_bytes
         middle = [step.op for step in schedule.steps].index(shape.rest_op)

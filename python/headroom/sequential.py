@@ -186,8 +186,10 @@ class _Stages:
         self.arena_excess_bytes = max(self.arena_excess_bytes, added - planned)
         return added
 
-    def halves_bytes(self, chosen: _Chosen, rest: Rest) -> tuple[int, int]:
+    def halves_bytes(self, chosen: _Chosen, rest: Rest) -> tuple[int, int] | None:
         if chosen.memory is not None:
+            if chosen.arena.statistics().bad_in_row > 0:
+                return None
             return arena.halves_bytes(chosen.memory, rest, self.output_bytes)
         return chosen.stages_bytes, chosen.stages_bytes + rest.left_bytes
 

@@ -69,9 +69,9 @@ TEST_F(ArenaStepsTest, GradientsOfANetworkAreTheSameAndEveryRequestIsServed) {
         EXPECT_TRUE(torch::equal(actual[k], expected[k])) << "budget " << budget << ", step " << i << ", tensor " << k;
       const ArenaStatistics statistics = with.arena()->statistics();
       EXPECT_EQ(statistics.missed, 0) << "budget " << budget << ", step " << i;
-      EXPECT_EQ(statistics.recordings, 1);
-      EXPECT_EQ(statistics.served > 0, i > 0);
-      EXPECT_GE(peak, i > 0 ? with.arena_bytes() : 0);
+      EXPECT_EQ(statistics.recordings, std::min(i + 1, 2));
+      EXPECT_EQ(statistics.served > 0, i > 1);
+      EXPECT_GE(peak, i > 1 ? with.arena_bytes() : 0);
     }
   }
 }
@@ -172,9 +172,10 @@ TEST_F(ArenaStepsTest, GradientsOfOperatorsAreTheSameAndEveryRequestIsServed) {
     EXPECT_EQ(arena->statistics().missed, 0);
     // In the first op of backward, 5 results of forward, a cosine and a gradient live together. Beside the block are the
     // output and the last gradient.
+    if (i == 0) continue;
     const ArenaMemory memory = arena->memory().value();
     EXPECT_EQ(memory, (ArenaMemory{7 * 4 * kSize + 6 * 32, 4 * kSize, 4 * kSize, 4 * kSize}));
-    if (i > 0) {
+    if (i > 1) {
       EXPECT_EQ(meter.peak_bytes() - before, memory.block_bytes + 2 * 4 * kSize);
     }
   }

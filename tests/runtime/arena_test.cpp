@@ -66,6 +66,7 @@ class ArenaTest : public ::testing::Test {
 };
 
 TEST_F(ArenaTest, LaterStepsRunInOneBlockOfTheSizeThatTheFirstOneShows) {
+  run_example();
   EXPECT_EQ(arena->memory(), std::nullopt);
   run_example();
   // Live together at most: b, c and the output, each at a multiple of 64 and b at the top.
@@ -104,7 +105,7 @@ TEST_F(ArenaTest, LaterStepsRunInOneBlockOfTheSizeThatTheFirstOneShows) {
   EXPECT_EQ(statistics.served, 5);
   EXPECT_EQ(statistics.native, 1);
   EXPECT_EQ(statistics.missed, 0);
-  EXPECT_EQ(statistics.recordings, 1);
+  EXPECT_EQ(statistics.recordings, 2);
 }
 
 TEST_F(ArenaTest, WhatIsFreedOutsideOfTheHalvesIsNative) {
@@ -130,6 +131,7 @@ TEST_F(ArenaTest, WhatIsFreedOutsideOfTheHalvesIsNative) {
     now->finish();
   };
   step();
+  step();
   EXPECT_EQ(arena->memory(), (ArenaMemory{20, 50, 50, 0}));  // Backward frees 40 and then adds 30.
   step();
   step();
@@ -140,13 +142,15 @@ TEST_F(ArenaTest, WhatIsFreedOutsideOfTheHalvesIsNative) {
 }
 
 TEST_F(ArenaTest, MemoryFromOutsideThatAHalfFreesLowersWhatIsBesideTheBlock) {
-  at::Tensor given = make_bytes(1000);
-  run([&] { b = make_bytes(10); },
-      [&] {
-        given.reset();
-        gradient = make_bytes(300);
-        b.reset();
-      });
+  for (int i = 0; i < 2; ++i) {
+    at::Tensor given = make_bytes(1000);
+    run([&] { b = make_bytes(10); },
+        [&] {
+          given.reset();
+          gradient = make_bytes(300);
+          b.reset();
+        });
+  }
   EXPECT_EQ(arena->memory(), (ArenaMemory{10, 0, 0, 0}));
 }
 
@@ -161,6 +165,9 @@ TEST_F(ArenaTest, RequestsThatDoNotMatchAreNative) {
         [] {});
     return arena->statistics();
   };
+  step({1, 2, 9, 3, 4});  // A first step that differs.
+  step({1, 2, 3, 4});
+  EXPECT_EQ(arena->memory(), std::nullopt);
   EXPECT_EQ(step({1, 2, 3, 4}).block_bytes, 64 * 3 + 1);
   ArenaStatistics statistics = step({1, 7, 3, 4});  // Another size.
   EXPECT_EQ(std::pair(statistics.served, statistics.missed), std::pair(int64_t{3}, int64_t{1}));
@@ -170,11 +177,12 @@ TEST_F(ArenaTest, RequestsThatDoNotMatchAreNative) {
   EXPECT_EQ(std::pair(statistics.served, statistics.missed), std::pair(int64_t{10}, int64_t{1}));
   statistics = step({1, 9, 2, 3, 4, 4});  // Two more.
   EXPECT_EQ(std::pair(statistics.served, statistics.missed), std::pair(int64_t{14}, int64_t{3}));
-  EXPECT_EQ(statistics.recordings, 1);
-  step({1, 9, 2, 3, 4, 4});  // The second in a row: the next one records.
+  EXPECT_EQ(statistics.recordings, 3);
+  step({1, 9, 2, 3, 4, 4});  // The second in a row: the next ones record.
   EXPECT_EQ(arena->memory(), std::nullopt);
+  step({1, 9, 2, 3, 4, 4});
   statistics = step({1, 9, 2, 3, 4, 4});
-  EXPECT_EQ(statistics.recordings, 2);
+  EXPECT_EQ(statistics.recordings, 5);
   EXPECT_EQ(statistics.block_bytes, 64 * 5 + 1);
   EXPECT_EQ(step({1, 9, 2, 3, 4, 4}).missed, statistics.missed);
 }
@@ -198,6 +206,7 @@ TEST_F(ArenaTest, AnAddressThatIsStillInUseIsNotGivenAgain) {
         },
         [] {});
   };
+  step(false);
   step(false);
   EXPECT_EQ(arena->memory()->block_bytes, 64);
   step(true);
@@ -238,7 +247,7 @@ TEST_F(ArenaTest, StepsInFlightNestAndCrossingsAreNative) {
           c.reset();
         });
   };
-  for (int i = 0; i < 3; ++i) nested();
+  for (int i = 0; i < 4; ++i) nested();
   EXPECT_EQ(arena->memory(), (ArenaMemory{64 + 10, 0, 0, 0}));
   EXPECT_EQ(inner->memory(), (ArenaMemory{20, 0, 0, 0}));
   EXPECT_EQ(arena->statistics().served, 4);
@@ -271,6 +280,7 @@ TEST_F(ArenaTest, OtherThreadsFreeAndAreNotServed) {
         });
   };
   step();
+  step();
   EXPECT_EQ(arena->memory()->block_bytes, 1000);
   step();
   EXPECT_EQ(arena->statistics().served, 2);
@@ -284,14 +294,18 @@ TEST_F(ArenaTest, AStepThatFailsOrHasNoBackwardTeachesNothing) {
   b.reset();
   EXPECT_EQ(arena->memory(), std::nullopt);
   run_example();
+  EXPECT_THROW(fail(), std::runtime_error);
+  b.reset();
+  run_example();
   gradient.reset();
   EXPECT_THROW(fail(), std::runtime_error);
   b.reset();
   EXPECT_EQ(added_bytes(), 0);
   run_example();
   gradient.reset();
-  EXPECT_EQ(arena->statistics().recordings, 1);
+  EXPECT_EQ(arena->statistics().recordings, 2);
   EXPECT_EQ(arena->statistics().served, 5);
+  EXPECT_EQ(arena->statistics().missed, 1);  // In the step that failed.
 }
 
 TEST_F(ArenaTest, FreedMemoryIsFilled) {
@@ -306,6 +320,7 @@ TEST_F(ArenaTest, FreedMemoryIsFilled) {
         [&] { b.reset(); });
   };
   step();
+  step();
   const std::shared_ptr<ArenaRun> now = arena->begin();
   const ArenaScope scope(now.get(), Half::kForward);
   b = at::ones({4});
@@ -318,10 +333,10 @@ TEST_F(ArenaTest, FreedMemoryIsFilled) {
 TEST_F(ArenaTest, NoTwoTensorsOfRandomStepsShareMemory) {
   for (unsigned seed = 0; seed < 200; ++seed) {
     arena = std::make_shared<Arena>(kCpu, /*fills=*/true);
-    for (int repeat = 0; repeat < 6; ++repeat) {
+    for (int repeat = 0; repeat < 7; ++repeat) {
       std::mt19937 random(seed);
       std::mt19937 noise(1000 * seed + static_cast<unsigned>(repeat));
-      const bool is_noisy = repeat >= 2;
+      const bool is_noisy = repeat >= 3;
       std::vector<std::pair<at::Tensor, int>> live;
       int contents = 0;
       const auto half = [&] {
@@ -343,7 +358,7 @@ TEST_F(ArenaTest, NoTwoTensorsOfRandomStepsShareMemory) {
       run(half, half);
       for (const auto& [tensor, value] : live)
         ASSERT_TRUE(tensor.eq(value).all().item<bool>()) << "seed " << seed << ", repeat " << repeat;
-      if (repeat == 1) {
+      if (repeat == 2) {
         ASSERT_EQ(arena->statistics().missed, 0) << "seed " << seed;
       }
     }

@@ -44,8 +44,8 @@ class TrainingStep {
   /// what the simulator predicts. An empty function ends that.
   void observe(std::function<void(size_t step)> observer);
 
-  /// Runs later steps in one block of memory on `device`. The first of them, up to the end of its backward, records where
-  /// in the block its tensors are to lie. Copies of this step share the block, in which one step at a time runs.
+  /// Runs later steps in one block of memory on `device`. The first of them record where in the block their tensors are
+  /// to lie. Copies of this step share the block, in which one step at a time runs.
   void use_arena(torch::Device device);
 
   /// Returns the size of that block; 0 without an arena or before a step has been recorded.

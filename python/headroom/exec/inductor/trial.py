@@ -236,8 +236,8 @@ def try_step(
 ) -> Trial:
     """Runs two steps and returns the memory of the second, as libraries allocate their workspaces in the first.
 
-    Stops before a buffer of the compiled `codes` would exceed `allowed_bytes`. The first step records an arena, and the
-    second one runs in its block.
+    Stops before a buffer of the compiled `codes` would exceed `allowed_bytes`. With an arena, two steps record it, and
+    a third one runs in its block.
     """
     meter = _C.Meter(device)
     if counts_whole_blocks(device):
@@ -275,10 +275,12 @@ def try_step(
         try:
             run()
             left = meter.current_bytes() - at_first
+            if arena is not None:
+                run()
             memory = None if arena is None else arena.memory()
             if memory is not None and allowed_bytes is not None:
                 added = peak_bytes(memory, Rest(), gradient_bytes)
-                if added > allowed_bytes:  # The second step would show this.
+                if added > allowed_bytes:  # One more step would show this.
                     return Trial(added, memory.block_bytes + memory.forward_left_bytes, left)
             return Trial(*run(), left)
         except _OverLimit as over:
