@@ -76,6 +76,28 @@ TEST_F(ArenaStepsTest, GradientsOfANetworkAreTheSameAndEveryRequestIsServed) {
   }
 }
 
+TEST_F(ArenaStepsTest, PlansKeepTheBudgetWithTheArena) {
+  const Meter meter(torch::kCPU);
+  const Network network = make_network();
+  const Tensors batch = {torch::randn({4, 3, 16, 16}), torch::randint(8, {4})};
+  const MeasuredStep measured = measure_step(network, batch);
+  TrainOptions options;
+  options.arena = true;
+  const int64_t most = predict(measured, make_training_step(measured, store_all(measured.step.graph))).peak_bytes;
+  const int64_t budget = (most + smallest_budget_bytes(measured)) / 2;
+  const PlannedStep without = plan_step(measured, budget);
+  const PlannedStep planned = plan_step(measured, budget, options);
+  EXPECT_LE(planned.predicted_peak_bytes, budget);
+  EXPECT_GT(planned.step.arena_bytes(), 0);
+  const Tensors expected = gradients_of(without.step, batch).first;
+  for (int i = 0; i < 2; ++i) {
+    const auto [actual, peak] = gradients_of(planned.step, batch);
+    EXPECT_EQ(peak, planned.predicted_peak_bytes - measured.before_bytes);
+    for (size_t k = 0; k < expected.size(); ++k) EXPECT_TRUE(torch::equal(actual[k], expected[k])) << k;
+  }
+  EXPECT_EQ(planned.step.arena()->statistics().missed, 0);
+}
+
 /// Returns y = sin(...sin(x)) as a program of `count` calls with their backwards, gradient *= cos of the inputs, and its
 /// step by a schedule that reruns nothing. Values: x, then the results, then y as output, dy, and the gradients.
 std::shared_ptr<const OpStep> make_sines(size_t count, int64_t size) {
