@@ -93,7 +93,8 @@ class Shape:
     def plan(self, budget_bytes: int) -> _C.Plan:
         """Returns the plan within a budget, whose arena fits too if steps have arenas.
 
-        A plan whose arena does not fit is followed by one with less memory, and at last by the smallest one.
+        A plan whose arena does not fit is followed by plans with less memory. At last it is store-all, whose arena may be
+        smaller than those of other plans without reruns, or the smallest plan.
         """
         plan = self.plan_without_arena(budget_bytes)
         if not self.has_arena:
@@ -105,6 +106,8 @@ class Shape:
             if over <= 0:
                 return plan
             plan = self.plan_without_arena(plan.peak_bytes - over)
+        if self.store_all_bytes <= budget_bytes:
+            return _C.make_plan(self.problem, "store-all", None)
         smallest = self.plan_without_arena(self._smallest_simulated_bytes())
         fits = smallest.schedule is not None and self.peak_bytes(smallest.schedule) <= budget_bytes
         return smallest if fits else self.plan_without_arena(0)
@@ -137,7 +140,8 @@ class Shape:
         if not self.has_arena or smallest == 0:
             return smallest
         if self._smallest_in_arena_bytes == 0:
-            self._smallest_in_arena_bytes = self.peak_bytes(self.plan_without_arena(smallest).schedule)
+            smallest_in_arena = self.peak_bytes(self.plan_without_arena(smallest).schedule)
+            self._smallest_in_arena_bytes = min(smallest_in_arena, self.store_all_bytes)
         return self._smallest_in_arena_bytes
 
     def _smallest_simulated_bytes(self) -> int:
