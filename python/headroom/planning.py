@@ -93,8 +93,8 @@ class Shape:
     def plan(self, budget_bytes: int) -> _C.Plan:
         """Returns the plan within a budget, whose arena fits too if steps have arenas.
 
-        A plan whose arena does not fit is followed by plans with less memory. At last it is store-all, whose arena may be
-        smaller than those of other plans without reruns, or the smallest plan.
+        A plan whose arena does not fit is followed by plans with less memory. At last it is store-all, whose arena may
+        be smaller than those of other plans without reruns, or the smallest plan.
         """
         plan = self.plan_without_arena(budget_bytes)
         if not self.has_arena:
