@@ -21,7 +21,8 @@ FramePlan::FramePlan(const Graph& of, Schedule by, const std::vector<int>& kerne
   }
 }
 
-Frame::Frame(std::shared_ptr<const FramePlan> plan, torch::Device device) : plan_(std::move(plan)), device_(device) {
+Frame::Frame(std::shared_ptr<const FramePlan> plan, torch::Device device, std::shared_ptr<ArenaRun> arena_run)
+    : plan_(std::move(plan)), device_(device), arena_run_(std::move(arena_run)) {
   // The copies are allocated here, so that they are live for the whole step, and filled when the kernel runs.
   for (size_t kernel = 0; kernel < plan_->runs.size(); ++kernel)
     if (plan_->runs[kernel] > 1)

@@ -10,6 +10,7 @@
 
 #include "headroom/core/graph.h"
 #include "headroom/core/schedule.h"
+#include "headroom/runtime/arena.h"
 #include "headroom/runtime/state.h"
 
 namespace headroom::internal {
@@ -50,13 +51,16 @@ struct FramePlan {
 /// - An error keeps its type. Where memory ran out, it also says what the plan expected to be live.
 class Frame {
  public:
-  Frame(std::shared_ptr<const FramePlan> plan, torch::Device device);
+  /// `arena_run` is what its halves run in; null for none.
+  Frame(std::shared_ptr<const FramePlan> plan, torch::Device device, std::shared_ptr<ArenaRun> arena_run);
   virtual ~Frame() = default;
   Frame(const Frame&) = delete;
   Frame& operator=(const Frame&) = delete;
 
   void run_forward() { run_to(plan_->forward_end); }
   void run_backward() { run_to(plan_->schedule.steps.size()); }
+
+  const std::shared_ptr<ArenaRun>& arena_run() const { return arena_run_; }
 
  protected:
   /// Runs the op of a step, which is at position().
@@ -81,6 +85,7 @@ class Frame {
 
   std::shared_ptr<const FramePlan> plan_;
   torch::Device device_;
+  std::shared_ptr<ArenaRun> arena_run_;
   std::unordered_map<size_t, Before> before_;  ///< By kernel.
   size_t next_ = 0;
 };

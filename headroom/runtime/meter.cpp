@@ -19,8 +19,10 @@
 #include <utility>
 
 #include "headroom/core/error.h"
+#include "headroom/runtime/arena.h"
 
 namespace headroom {
+using namespace internal;
 
 /// Counts one device's bytes and keeps one peak for all meters on the device. Restarting the peak for one meter first
 /// folds it into the peaks of all, so that no meter loses any.
@@ -84,24 +86,30 @@ class Meter::DeviceCounter {
 
 namespace {
 
-/// A table of the counted pointers and their sizes. It is sharded, so that threads that allocate at once seldom wait
-/// for each other.
-class SizeTable {
+/// Memory that was handed out.
+struct Handed {
+  int64_t bytes = 0;
+  std::shared_ptr<MemoryOwner> owner;  ///< Told when the memory is freed; may be null.
+};
+
+/// A table of the memory that was handed out, by pointer. It is sharded, so that threads that allocate at once seldom
+/// wait for each other.
+class MemoryTable {
  public:
-  void insert(void* pointer, int64_t bytes) {
+  void insert(void* pointer, Handed handed) {
     Shard& shard = shard_of(pointer);
     const std::lock_guard lock(shard.mutex);
-    shard.sizes.emplace(pointer, bytes);
+    shard.handed.emplace(pointer, std::move(handed));
   }
 
-  std::optional<int64_t> take(void* pointer) {
+  std::optional<Handed> take(void* pointer) {
     Shard& shard = shard_of(pointer);
     const std::lock_guard lock(shard.mutex);
-    const auto found = shard.sizes.find(pointer);
-    if (found == shard.sizes.end()) return std::nullopt;
-    const int64_t bytes = found->second;
-    shard.sizes.erase(found);
-    return bytes;
+    const auto found = shard.handed.find(pointer);
+    if (found == shard.handed.end()) return std::nullopt;
+    Handed handed = std::move(found->second);
+    shard.handed.erase(found);
+    return handed;
   }
 
   void lock_all() {
@@ -115,7 +123,7 @@ class SizeTable {
  private:
   struct alignas(64) Shard {
     std::mutex mutex;
-    ska::flat_hash_map<void*, int64_t> sizes;
+    ska::flat_hash_map<void*, Handed> handed;
   };
 
   static constexpr int kShardBits = 5;
@@ -130,8 +138,8 @@ class SizeTable {
   std::array<Shard, size_t{1} << kShardBits> shards_;
 };
 
-/// Counts what passes through it to the CPU allocator that was in place before. It is never destroyed, because tensors
-/// may outlive main.
+/// Counts what passes through it to the CPU allocator that was in place before. Where the calling thread is in the scope
+/// of an arena, it asks that first. It is never destroyed, because tensors may outlive main.
 class CountingAllocator final : public c10::Allocator, public Meter::DeviceCounter {
  public:
   /// Returns the counting allocator. Throws InvalidInput if it is not, or no longer, the process's CPU allocator.
@@ -144,11 +152,20 @@ class CountingAllocator final : public c10::Allocator, public Meter::DeviceCount
   }
 
   c10::DataPtr allocate(size_t bytes) override {
+    const auto counted_bytes = static_cast<int64_t>(bytes);
+    ArenaScope* const scope = bytes > 0 ? ArenaScope::innermost() : nullptr;
+    if (scope != nullptr) {
+      ArenaScope::Memory memory = scope->serve(counted_bytes);
+      if (memory.pointer != nullptr) {
+        of_arenas_.insert(memory.pointer, {counted_bytes, std::move(memory.owner)});
+        ++of_arenas_count_;
+        return {memory.pointer, memory.pointer, &deallocate, c10::Device(c10::DeviceType::CPU)};
+      }
+    }
     c10::DataPtr data = upstream_->allocate(bytes);
     void* const pointer = data.get();
     if (pointer != nullptr) {
-      const auto counted_bytes = static_cast<int64_t>(bytes);
-      sizes_.insert(pointer, counted_bytes);
+      counted_.insert(pointer, {counted_bytes, scope == nullptr ? nullptr : scope->record(pointer, counted_bytes)});
       raise_peak(current_bytes_.fetch_add(counted_bytes) + counted_bytes);
     }
     // The pointer is also the context, as the raw deleter of the allocator below requires.
@@ -179,19 +196,41 @@ class CountingAllocator final : public c10::Allocator, public Meter::DeviceCount
     }
     installed_ = new CountingAllocator(upstream, upstream_deleter);
     // A fork while another thread holds a shard would leave that shard locked forever in the child.
-    pthread_atfork([] { installed_->sizes_.lock_all(); }, [] { installed_->sizes_.unlock_all(); },
-                   [] { installed_->sizes_.unlock_all(); });
+    pthread_atfork([] { installed_->lock_tables(); }, [] { installed_->unlock_tables(); },
+                   [] { installed_->unlock_tables(); });
     c10::SetCPUAllocator(installed_, std::numeric_limits<uint8_t>::max());
     return *installed_;
   }
 
+  void lock_tables() {
+    counted_.lock_all();
+    of_arenas_.lock_all();
+  }
+
+  void unlock_tables() {
+    of_arenas_.unlock_all();
+    counted_.unlock_all();
+  }
+
   static void deallocate(void* pointer) { installed_->free(pointer); }
 
-  /// Frees a pointer. Removes it from the table first, since another thread may be given the same address right after.
-  /// A pointer from before this allocator is not in the table.
+  /// Frees a pointer. Removes it from its table first, since another thread may be given the same address right after.
+  /// A pointer from before this allocator is in no table. The first memory of an arena's block has the address of the
+  /// block, which is freed later.
   void free(void* pointer) {
+    if (pointer != nullptr && of_arenas_count_ > 0) {
+      if (const std::optional<Handed> handed = of_arenas_.take(pointer)) {
+        --of_arenas_count_;
+        handed->owner->release(pointer);
+        return;
+      }
+    }
     if (pointer != nullptr) {
-      if (const std::optional<int64_t> bytes = sizes_.take(pointer)) current_bytes_.fetch_sub(*bytes);
+      if (const std::optional<Handed> handed = counted_.take(pointer)) {
+        current_bytes_.fetch_sub(handed->bytes);
+        if (handed->owner != nullptr) handed->owner->release(pointer);
+        if (ArenaScope* const scope = ArenaScope::innermost()) scope->note_free(handed->owner.get(), handed->bytes);
+      }
     }
     upstream_deleter_(pointer);
   }
@@ -215,7 +254,9 @@ class CountingAllocator final : public c10::Allocator, public Meter::DeviceCount
 
   c10::Allocator* const upstream_;
   const c10::DeleterFnPtr upstream_deleter_;
-  SizeTable sizes_;
+  MemoryTable counted_;
+  MemoryTable of_arenas_;  ///< Parts of blocks, which are counted as a whole.
+  std::atomic<int64_t> of_arenas_count_ = 0;
   alignas(64) std::atomic<int64_t> current_bytes_ = 0;
   std::atomic<int64_t> peak_bytes_ = 0;
 };

@@ -72,13 +72,17 @@ PlannedStep plan_step(const MeasuredStep& measured, std::optional<int64_t> budge
           measured.measured.network.name(), budget_bytes.value_or(0),
           smallest_bytes > 0 ? smallest_bytes + outside_bytes + std::max(reserve_bytes, most_beside) : 0);
     }
-    const TrainingStep step = make_training_step(measured, *plan.result.schedule);
+    TrainingStep step = make_training_step(measured, *plan.result.schedule);
+    if (options.arena) step.use_arena(measured.sample[0].device());
     PlannedStep planned{step, std::move(plan), 0, std::nullopt};
     planned.predicted_peak_bytes = predict(measured, step).peak_bytes + options.later_bytes;
     int64_t peak_bytes = planned.predicted_peak_bytes;
-    if (options.tries && (!budget_bytes || peak_bytes <= *budget_bytes)) {
+    if ((options.tries || options.arena) && (!budget_bytes || peak_bytes <= *budget_bytes)) {
+      if (options.arena)
+        for (int run = 0; run < 2; ++run) try_step(measured, step);
       planned.tried_peak_bytes = try_step(measured, step) + options.later_bytes;
       peak_bytes = std::max(peak_bytes, *planned.tried_peak_bytes);
+      if (options.arena) planned.predicted_peak_bytes = *planned.tried_peak_bytes;
     }
     if (!budget_bytes || peak_bytes <= *budget_bytes) return planned;
     reserve_bytes += peak_bytes - *budget_bytes;

@@ -37,6 +37,9 @@ struct TrainOptions {
   /// Whether to run a step on the sample, and to plan again with less if its peak is above the budget, which a GPU's
   /// allocator can cause.
   bool tries = true;
+  /// Whether the step runs in one block of memory, see TrainingStep::use_arena(). Three steps are then run on the
+  /// sample, two that record and one that shows the peak.
+  bool arena = false;
 };
 
 struct PlannedStep {

@@ -25,12 +25,12 @@ namespace {
 namespace py = pybind11;
 
 /// Returns the limits of planning while a first call waits. `auto` proves plans of small graphs by a search over all
-/// schedules, which takes seconds at its default limit and hardly ever changes the plan. Every planner keeps the order
-/// of first runs, so that `keep_order` changes nothing.
-PlanLimits limits_of(const Planner& planner, bool /*keep_order*/) {
+/// schedules, which takes seconds at its default limit and hardly ever changes the plan.
+PlanLimits limits_of(const Planner& planner, bool keep_order) {
   constexpr int64_t kMaxProofStates = 20'000;
   PlanLimits limits;
   if (&planner == &default_planner()) limits.max_states = kMaxProofStates;
+  limits.keep_order = keep_order;
   return limits;
 }
 
@@ -405,18 +405,21 @@ void bind_programs(py::module_& module) {
       .def(py::init([](const std::shared_ptr<OpProgram>& program, const Schedule& schedule) {
         return std::make_shared<OpStep>(program, schedule);
       }))
-      .def("forward", torch::wrap_pybind_function([](const OpStep& step, const py::list& inputs) {
-             Tensors tensors;
-             for (const py::handle& one : inputs)
-               tensors.push_back(THPVariable_Check(one.ptr()) ? one.cast<at::Tensor>() : at::Tensor());
-             inputs.attr("clear")();
-             OpStep::Forward made;
-             {
-               const py::gil_scoped_release no_gil;
-               made = step.forward(std::move(tensors));
-             }
-             return std::pair(std::move(made.outputs), FrameHandle{std::move(made.frame)});
-           }))
+      .def("forward",
+           torch::wrap_pybind_function(
+               [](const OpStep& step, const py::list& inputs, const std::shared_ptr<Arena>& arena) {
+                 Tensors tensors;
+                 for (const py::handle& one : inputs)
+                   tensors.push_back(THPVariable_Check(one.ptr()) ? one.cast<at::Tensor>() : at::Tensor());
+                 inputs.attr("clear")();
+                 OpStep::Forward made;
+                 {
+                   const py::gil_scoped_release no_gil;
+                   made = step.forward(std::move(tensors), arena);
+                 }
+                 return std::pair(std::move(made.outputs), FrameHandle{std::move(made.frame)});
+               }),
+           py::arg("inputs"), py::arg("arena") = nullptr)
       .def("watch",
            torch::wrap_pybind_function([](const OpStep& step, const FrameHandle& handle, const Tensors& results) {
              if (handle.frame) step.watch(*handle.frame, results);
@@ -445,6 +448,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.attr("torch_version") = TORCH_VERSION;
   pybind11::register_exception<InvalidInput>(module, "InvalidInput", PyExc_ValueError);
   bind_memory(module);
+  bind_arenas(module);
   bind_calls(module);
   bind_graphs(module);
   bind_simulation(module);

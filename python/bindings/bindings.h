@@ -15,6 +15,9 @@ std::shared_ptr<pybind11::function> share(const pybind11::function& function);
 /// caller must hold the GIL.
 pybind11::object annotate_python_error(const std::string& note);
 
+/// Adds arenas, in which steps run.
+void bind_arenas(pybind11::module_& module);
+
 /// Adds what headroom.Sequential needs: stages in Python, measured, planned and run by the executor of modules.
 void bind_sequential(pybind11::module_& module);
 

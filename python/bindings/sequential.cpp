@@ -2,6 +2,7 @@
 #include <torch/extension.h>
 
 #include "bindings.h"
+#include "headroom/runtime/arena.h"
 #include "headroom/runtime/network/side_effects.h"
 #include "headroom/runtime/train.h"
 
@@ -109,6 +110,9 @@ void bind_sequential(py::module_& module) {
   py::class_<PlannedStages>(module, "PlannedStages")
       .def_property_readonly("predicted_peak_bytes",
                              [](const PlannedStages& stages) { return stages.planned.predicted_peak_bytes; })
+      .def_property_readonly("arena", [](const PlannedStages& stages) { return stages.planned.step.arena(); })
+      .def("use_arena",
+           [](PlannedStages& stages, const torch::Device& device) { stages.planned.step.use_arena(device); })
       .def("run", torch::wrap_pybind_function([](const PlannedStages& stages, const at::Tensor& input) {
              return without_gil([&] { return stages.planned.step({input}); });
            }));

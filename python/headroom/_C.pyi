@@ -1,6 +1,7 @@
 """The C++ side of headroom. What users need is in headroom itself."""  # noqa: N999
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -20,6 +21,37 @@ class Meter:
     def current_bytes(self) -> int: ...
     def peak_bytes(self) -> int: ...
     def reset_peak(self) -> None: ...
+
+# What a step in an arena takes: its block, and beside it at the peak and after forward.
+class ArenaMemory:
+    block_bytes: int
+    forward_peak_bytes: int
+    forward_left_bytes: int
+    backward_peak_bytes: int
+
+class ArenaStatistics:
+    block_bytes: int
+    served: int
+    native: int
+    missed: int
+    recordings: int
+    bad_in_row: int
+    overtaken: int
+
+# A step in flight in an arena; its halves run in the contexts.
+class ArenaRun:
+    def forward(self) -> AbstractContextManager[None]: ...
+    def backward(self) -> AbstractContextManager[None]: ...
+    def finish(self) -> None: ...
+
+# The block of memory of one step, whose first run records where in it its tensors are to lie.
+class Arena:
+    def __init__(self, device: torch.device) -> None: ...
+    def begin(self) -> ArenaRun | None: ...  # None: another step is in it.
+    def memory(self) -> ArenaMemory | None: ...  # None: the next step records.
+    def statistics(self) -> ArenaStatistics: ...
+
+def arena_peak_bytes(graph: Graph, schedule: Schedule, call_of_op: Sequence[int], alignment: int) -> int: ...
 
 class TensorReference:
     def __init__(self, number: int, is_updated: bool) -> None: ...
@@ -162,7 +194,7 @@ class Frame: ...
 
 class OpStep:
     def __init__(self, program: OpProgram, schedule: Schedule) -> None: ...
-    def forward(self, inputs: list[object]) -> tuple[list[torch.Tensor], Frame]: ...
+    def forward(self, inputs: list[object], arena: Arena | None = None) -> tuple[list[torch.Tensor], Frame]: ...
     # Has backward notice changes in place of results that share memory with a tensor that it reads.
     def watch(self, frame: Frame, results: list[torch.Tensor]) -> None: ...
     # Returns the gradients, and whether other code holds one of the given gradients, which then is neither freed nor
@@ -173,6 +205,8 @@ class OpStep:
 
 class PlannedStages:
     predicted_peak_bytes: int
+    arena: Arena | None
+    def use_arena(self, device: torch.device) -> None: ...
     def run(self, input: torch.Tensor) -> torch.Tensor: ...  # noqa: A002
 
 class MeasuredStages:

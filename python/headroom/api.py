@@ -147,6 +147,7 @@ def compile(  # noqa: A001
     on_plan: Callable[[Planned], None] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     keep_order: bool = False,
+    arena: bool = False,
 ) -> Model:
     """Compiles a module or a function so that it trains inside ``budget``.
 
@@ -170,10 +171,12 @@ def compile(  # noqa: A001
     keep_order
         Whether operators run in the order of plain training, but for those that run again. Otherwise plans may move
         operators where that needs less memory. Random numbers, effects and collectives keep their order anyway.
+    arena
+        Whether a step's memory lies in one block, so that fragmentation cannot exceed the budget. So far on the CPU.
 
     A budget that is too small raises BudgetError in the first call, with the smallest feasible one.
     """
-    backend = _Backend(Settings(budget, planner, kernels, reserve, cache, on_plan, optimizer, keep_order))
+    backend = _Backend(Settings(budget, planner, kernels, reserve, cache, on_plan, optimizer, keep_order, arena))
     compiled = torch.compile(model, backend=backend, dynamic=False)
     if isinstance(compiled, OptimizedModule):
         compiled.__class__ = CompiledModule
@@ -329,7 +332,7 @@ def _device_plan(step: Step, outside_bytes: int) -> MemoryPlan:
         step.settings.planner,
         None if step.settings.budget is None else budget + outside_bytes,
         step.input_bytes + outside_bytes,
-        plan_of_step.peak_bytes + outside_bytes,
+        shape.peak_bytes(plan_of_step.schedule) + outside_bytes,
         plan_of_step.time_ns,
         shape.store_all_bytes + outside_bytes,
         plan_of_step.base_time_ns,

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from headroom import _C
-from headroom.budget import place
-from headroom.budget.errors import too_small
+from headroom.budget import arena, place
+from headroom.budget.errors import BudgetError, too_small
 from headroom.budget.flight import flights_on
 from headroom.budget.meter import meter_of
 from headroom.budget.place import Patience, Place, Room
@@ -157,6 +157,8 @@ class _Stages:
         self.chosen: WeakKeyDictionary[Place, _Chosen] = WeakKeyDictionary()
         self.measured: _C.MeasuredStages | None = None  # None: not called yet.
         self.output_bytes = 0
+        self.has_arena = arena.uses_arena(settings, device)
+        self.arena_excess_bytes = 0  # Largest excess of a recorded arena over the prediction without it.
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
         device = flights_on(self.device)
@@ -168,31 +170,46 @@ class _Stages:
         return result
 
     def smallest_bytes(self, rest: Rest) -> int:
-        return self._smallest_bytes + self._extra_bytes(rest)
+        return self._smallest_bytes + self.arena_excess_bytes + self._extra_bytes(rest)
 
     def store_all_bytes(self, rest: Rest) -> int:
-        return self._store_all_bytes() + self._extra_bytes(rest)
+        return self._store_all_bytes() + self.arena_excess_bytes + self._extra_bytes(rest)
 
     def held_bytes(self, _: Rest) -> int:
-        return self._store_all_bytes()
+        return self._store_all_bytes() + self.arena_excess_bytes
 
     def added_bytes(self, chosen: _Chosen, rest: Rest) -> int:
-        return chosen.stages_bytes + self._extra_bytes(rest)
+        planned = chosen.stages_bytes + self._extra_bytes(rest)
+        if chosen.memory is None:
+            return planned
+        added = arena.peak_bytes(chosen.memory, rest, self.output_bytes)
+        self.arena_excess_bytes = max(self.arena_excess_bytes, added - planned)
+        return added
 
-    def halves_bytes(self, chosen: _Chosen, rest: Rest) -> tuple[int, int]:
+    def halves_bytes(self, chosen: _Chosen, rest: Rest) -> tuple[int, int] | None:
+        if chosen.memory is not None:
+            if chosen.arena.statistics().bad_in_row > 0:
+                return None
+            return arena.halves_bytes(chosen.memory, rest, self.output_bytes)
         return chosen.stages_bytes, chosen.stages_bytes + rest.left_bytes
 
     def choose(self, room: Room, arguments: Sequence[Any]) -> _Chosen:
         is_first = self.measured is None
         if is_first:
             self._measure(arguments[0])
-        chosen = self._choose(room, tries=is_first and self.device.type == "cuda")
+        try:
+            chosen = self._choose(room, tries=is_first and self.device.type == "cuda", has_arena=self.has_arena)
+        except BudgetError as error:
+            if self.arena_excess_bytes == 0:
+                raise
+            chosen = self._choose(room, tries=False, has_arena=False)
+            arena.warn_of_too_large(error.smallest_budget_bytes, room.limit_bytes)
         self.measured.forget_sample()
         return chosen
 
     def choose_smallest(self, room: Room, _: Sequence[Any]) -> _Chosen:
         limit = room.before_bytes + room.excess.add(self.smallest_bytes(room.rest))
-        return self._choose(room._replace(limit_bytes=limit), tries=False)
+        return self._choose(room._replace(limit_bytes=limit), tries=False, has_arena=self.has_arena)
 
     def planned(self, *_: object) -> None:
         """Returns None: on_plan() is not told of stages."""
@@ -206,7 +223,7 @@ class _Stages:
             x.detach().requires_grad_(x.requires_grad),
         )
 
-    def _choose(self, room: Room, *, tries: bool) -> _Chosen:
+    def _choose(self, room: Room, *, tries: bool, has_arena: bool) -> _Chosen:
         measured = self.measured
         extra = later = 0  # Bytes in use beside the step, above those when it was measured.
         budget = self._own_budget_bytes()
@@ -214,6 +231,8 @@ class _Stages:
             extra = self._extra_bytes(room.rest)
             later = meter_of(self.device).current_bytes() - measured.before_bytes + extra
             budget = room.before_bytes + room.planned_bytes()
+        if budget is not None and has_arena:
+            budget -= self.arena_excess_bytes
         plan = measured.plan(budget, self.settings.planner, later, tries)
         if isinstance(plan, int):
             resident = measured.graph.resident_bytes()
@@ -230,7 +249,10 @@ class _Stages:
             )
         stages_bytes = plan.predicted_peak_bytes - measured.before_bytes - later
         is_smaller = stages_bytes < self._store_all_bytes()
-        return _Chosen(plan, stages_bytes, is_smaller, rest=room.rest, added_bytes=stages_bytes + extra)
+        if has_arena:
+            plan.use_arena(self.device)
+        added = stages_bytes + extra + (self.arena_excess_bytes if has_arena else 0)
+        return _Chosen(plan, stages_bytes, is_smaller, rest=room.rest, added_bytes=added, arena=plan.arena)
 
     @functools.cached_property
     def _smallest_bytes(self) -> int:

@@ -92,12 +92,15 @@ class Settings:
     # Optimizer whose state is counted before it is allocated.
     optimizer: torch.optim.Optimizer | PendingState | None = None
     keep_order: bool = False  # Whether operators run in the order of plain training, but for reruns.
+    arena: bool = False  # Whether a step's memory lies in one block.
 
     def __post_init__(self) -> None:
         if self.planner not in _C.planner_names():
             raise ValueError(f"planner must be one of {', '.join(_C.planner_names())}, found {self.planner!r}")
         if self.kernels not in ("eager", "inductor"):
             raise ValueError(f"kernels must be eager or inductor, found {self.kernels!r}")
+        if not isinstance(self.arena, bool):
+            raise TypeError(f"arena must be True or False, found {self.arena!r}")
         self.reserve = read_bytes(self.reserve, "reserve")
         self.budget = read_budget(self.budget)
         if self.optimizer is not None and not isinstance(self.optimizer, PendingState):
@@ -147,3 +150,4 @@ class Options(TypedDict, total=False):
     on_plan: Callable[[Planned], None] | None
     optimizer: torch.optim.Optimizer | None
     keep_order: bool
+    arena: bool

@@ -38,6 +38,7 @@ struct TrainingStep::Program {
   int64_t input_bytes = 0;       ///< Maximum bytes of the first input.
   Tensors parameters;            ///< Each parameter of the network once.
   std::vector<NodeRules> rules;
+  std::shared_ptr<Arena> arena;  ///< In which steps run; null for none.
 };
 
 namespace {
@@ -80,7 +81,7 @@ class ConstantsCheck {
 class ModuleFrame final : public Frame {
  public:
   ModuleFrame(const std::shared_ptr<const Program>& program, const Tensors& inputs)
-      : Frame({program, &program->plan}, inputs[0].device()),
+      : Frame({program, &program->plan}, inputs[0].device(), program->arena ? program->arena->begin() : nullptr),
         program_(*program),
         inputs_(inputs),
         slots_(program_.step.graph.values().size()),
@@ -231,8 +232,13 @@ struct WaitingFrame : torch::CustomClassHolder {
 struct StepFunction : torch::autograd::Function<StepFunction> {
   static torch::Tensor forward(torch::autograd::AutogradContext* context, std::shared_ptr<ModuleFrame>& frame,
                                at::TensorList /*variables*/) {
-    frame->run_forward();
-    torch::Tensor loss = frame->loss();
+    torch::Tensor loss;
+    {
+      const ArenaScope scope(frame->arena_run().get(), Half::kForward);
+      frame->run_forward();
+      loss = frame->loss();
+      if (frame->arena_run()) frame->arena_run()->leave_native(loss.storage().data());
+    }
     auto waiting = c10::make_intrusive<WaitingFrame>();
     waiting->frame = std::move(frame);
     context->saved_data[kFrame] = c10::IValue::make_capsule(waiting);
@@ -242,14 +248,21 @@ struct StepFunction : torch::autograd::Function<StepFunction> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     auto waiting = context->saved_data[kFrame].toCapsule();
-    const std::shared_ptr<ModuleFrame> frame =
+    std::shared_ptr<ModuleFrame> frame =
         take_frame(static_cast<WaitingFrame*>(waiting.get())->frame, /*is_recorded=*/at::GradMode::is_enabled());
-    frame->set_loss_gradient(std::move(gradients[0]));
-    gradients.clear();
-    frame->run_backward();
-    // The frame is no variable, so it has no gradient.
-    torch::autograd::variable_list result = {torch::Tensor(), frame->input_gradient()};
-    for (torch::Tensor& gradient : frame->take_parameter_gradients()) result.push_back(std::move(gradient));
+    const std::shared_ptr<ArenaRun> run = frame->arena_run();
+    torch::autograd::variable_list result;
+    {
+      const ArenaScope scope(run.get(), Half::kBackward);
+      frame->set_loss_gradient(std::move(gradients[0]));
+      gradients.clear();
+      frame->run_backward();
+      // The frame is no variable, so it has no gradient.
+      result = {torch::Tensor(), frame->input_gradient()};
+      for (torch::Tensor& gradient : frame->take_parameter_gradients()) result.push_back(std::move(gradient));
+      frame.reset();
+    }
+    if (run) run->finish();
     return result;
   }
 
@@ -330,6 +343,12 @@ TrainingStep::TrainingStep(const MeasuredNetwork& measured, StepGraph step, Sche
 }
 
 void TrainingStep::observe(std::function<void(size_t step)> observer) { program_->plan.observer = std::move(observer); }
+
+void TrainingStep::use_arena(torch::Device device) { program_->arena = std::make_shared<Arena>(device); }
+
+int64_t TrainingStep::arena_bytes() const { return arena() ? arena()->statistics().block_bytes : 0; }
+
+const std::shared_ptr<Arena>& TrainingStep::arena() const { return program_->arena; }
 
 const Network& TrainingStep::network() const { return program_->network; }
 

@@ -10,6 +10,9 @@
 #include "headroom/runtime/network/step_graph.h"
 
 namespace headroom {
+namespace internal {
+class Arena;
+}
 
 /// A network whose training step runs by a schedule: values are freed exactly where it drops them, and nodes run again
 /// where it runs them again.
@@ -40,6 +43,14 @@ class TrainingStep {
   /// Calls `observer` with the position of each step of the schedule, after that step, so that a caller can measure
   /// what the simulator predicts. An empty function ends that.
   void observe(std::function<void(size_t step)> observer);
+
+  /// Runs later steps in one block of memory on `device`. The first of them record where in the block their tensors are
+  /// to lie. Copies of this step share the block, in which one step at a time runs.
+  void use_arena(torch::Device device);
+
+  /// Returns the size of that block; 0 without an arena or before a step has been recorded.
+  int64_t arena_bytes() const;
+  const std::shared_ptr<internal::Arena>& arena() const;
 
   const Network& network() const;
   const Schedule& schedule() const;

@@ -38,8 +38,8 @@ bool is_storage_of(const Tensors& tensors, const WeakStorage& storage) {
 /// base, so that use counts are those of the frame.
 class OpFrame final : public Frame {
  public:
-  explicit OpFrame(const std::shared_ptr<const OpStep>& step)
-      : Frame({step, &step->plan_}, step->program_->device),
+  OpFrame(const std::shared_ptr<const OpStep>& step, std::shared_ptr<ArenaRun> arena_run)
+      : Frame({step, &step->plan_}, step->program_->device, std::move(arena_run)),
         step_(*step),
         tensors_(step_.program_->value_of_tensor.size()),
         outputs_(step_.program_->forward_outputs.size()) {}
@@ -60,6 +60,9 @@ class OpFrame final : public Frame {
     }
     remember_versions();
     drop_inputs_not_read_late();
+    if (arena_run())
+      for (const torch::Tensor& output : outputs_)
+        if (output.defined() && output.has_storage()) arena_run()->leave_native(output.storage().data());
     return std::move(outputs_);
   }
 
@@ -316,8 +319,9 @@ bool OpStep::is_updated_by(int call, ValueId value) const {
   });
 }
 
-OpStep::Forward OpStep::forward(Tensors inputs) const {
-  auto frame = std::make_shared<OpFrame>(shared_from_this());
+OpStep::Forward OpStep::forward(Tensors inputs, const std::shared_ptr<Arena>& arena) const {
+  auto frame = std::make_shared<OpFrame>(shared_from_this(), arena ? arena->begin() : nullptr);
+  const ArenaScope scope(frame->arena_run().get(), Half::kForward);
   frame->set_inputs(program_->forward_inputs, inputs);
   {
     const BelowAutograd below_autograd;
@@ -334,13 +338,17 @@ OpStep::Backward OpStep::backward(std::shared_ptr<OpFrame>& waiting, Tensors gra
   std::shared_ptr<OpFrame> frame = take_frame(waiting, /*is_recorded=*/false);
   frame->check_versions();
   const std::vector<WeakStorage> given = large_storages(gradients);
-  frame->set_inputs(program_->backward_inputs, gradients);
+  const std::shared_ptr<ArenaRun> run = frame->arena_run();
+  Backward result;
   {
+    const ArenaScope scope(run.get(), Half::kBackward);
+    frame->set_inputs(program_->backward_inputs, gradients);
     const BelowAutograd below_autograd;
     frame->run_backward();
+    result = {frame->get_backward_outputs(), frame->has_run_out_of_place};
+    frame.reset();
   }
-  Backward result{frame->get_backward_outputs(), frame->has_run_out_of_place};
-  frame.reset();
+  if (run) run->finish();
   for (const WeakStorage& storage : given)
     result.is_held = result.is_held || (!storage.expired() && !is_storage_of(result.gradients, storage));
   return result;

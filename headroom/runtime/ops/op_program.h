@@ -88,7 +88,8 @@ class OpStep : public std::enable_shared_from_this<OpStep> {
     Tensors outputs;
     std::shared_ptr<OpFrame> frame;
   };
-  Forward forward(Tensors inputs) const;
+  /// The step runs in `arena`, if it is given and no other step is in it.
+  Forward forward(Tensors inputs, const std::shared_ptr<Arena>& arena = nullptr) const;
 
   /// Has backward notice changes in place of results that share memory with a tensor that it reads, besides those of
   /// the outputs that forward returned. The frame keeps none of the results.

@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from headroom import _C
 from headroom.budget.errors import BudgetError
 from headroom.budget.excess import Excess
 from headroom.graph.step_graph import Rest
@@ -81,6 +82,8 @@ class Chosen:
     free_bytes: int = 0  # Bytes that it was planned to add, beyond the peak of its rest.
     steps: int = 0  # Steps that have run it.
     is_measured: bool = True  # Whether its steps may be measured.
+    arena: _C.Arena | None = None  # The arena in which its steps run.
+    memory: _C.ArenaMemory | None = None  # What the next step takes in the arena; None: it records, without its block.
 
     def recomputes(self) -> bool:
         """Returns whether it takes more time than store-all."""
@@ -282,7 +285,11 @@ class Place:
         now = self.step.chosen.get(self)
         if now is None:
             return None
-        if now.rest != room.rest:
+        memory = None if now.arena is None else now.arena.memory()
+        if now.rest != room.rest or now.memory != memory:
+            if now.memory != memory:
+                now.memory = memory
+                Place.learned += 1
             now.added_bytes, now.rest = self.step.added_bytes(now, room.rest), room.rest
         if now.added_bytes is None or room.limit_bytes is None:
             return None if now.added_bytes is None else now

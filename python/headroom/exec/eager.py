@@ -188,7 +188,7 @@ def compile_graph(
         def forward(arguments: list[Any]) -> list[Any]:
             count_graph()
             with flights_on(step.device).forward(step, arguments) as flight:
-                outputs, flight.frame = flight.chosen.op_step.forward(arguments)
+                outputs, flight.frame = flight.chosen.op_step.forward(arguments, flight.chosen.arena)
             _entered.flight = flight
             token = torch.empty(0)
             token.headroom = flight

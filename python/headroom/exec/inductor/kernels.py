@@ -26,6 +26,7 @@ from headroom._torch import (
 )
 from headroom._torch.inductor import GraphLowering, compile_fx, compile_fx_inner
 from headroom.budget import place
+from headroom.budget.arena import uses_arena
 from headroom.budget.errors import BudgetError, too_small
 from headroom.budget.excess import named_bytes, varied_bytes
 from headroom.budget.flight import flights_on, planning
@@ -33,6 +34,7 @@ from headroom.budget.meter import meter_of
 from headroom.budget.place import Patience, Place, Room
 from headroom.entrance import count_graph
 from headroom.exec.inductor.aliases import watch_changes
+from headroom.exec.inductor.halves import in_flight, run_in_arena, set_running
 from headroom.exec.inductor.ordering import KeepDraws, KeepOrder, mutations_kept
 from headroom.exec.inductor.partitioner import Partitioner, copy_of
 from headroom.exec.inductor.trial import Arguments, Trial, find_changed, hidden, try_step
@@ -60,7 +62,7 @@ _AS_PLANNED = {
 }
 
 
-def compiler_for(partitioner: Partitioner, codes: list[Any]) -> Callable[..., Any]:
+def compiler_for(partitioner: Partitioner, codes: list[Any], *, has_arena: bool = False) -> Callable[..., Any]:
     """Returns Inductor's compiler for the forward or backward graph; it appends each compiled graph to `codes`.
 
     For a planned graph, Inductor stores exactly what the plan stores, and convolutions that backward recomputes get the
@@ -79,6 +81,8 @@ def compiler_for(partitioner: Partitioner, codes: list[Any]) -> Callable[..., An
             options["layout_opt"] = is_channels_last
         with inductor_config.patch(_AS_PLANNED if is_planned else _PARTITIONED), mutations_kept():
             codes.append(compile_fx_inner(gm, inputs, **options))
+        if has_arena:
+            run_in_arena(codes[-1], is_backward=bool(options.get("is_backward")))
         return codes[-1]
 
     return compile_one
@@ -124,6 +128,7 @@ class Candidate:
     expected_excess_bytes: int = 0  # Excess of the measured over the simulated peak that the plan assumed.
     trials: int = 0  # Trials until this step was chosen.
     aliased: list[int] | None = None  # See watch_changes(); None: not known yet.
+    arena: _C.Arena | None = None  # The arena in which it runs, which the first run of the trial has recorded.
 
     @property
     def is_own(self) -> bool:
@@ -234,19 +239,21 @@ def _compile_and_try(
 ) -> Candidate:
     """Returns a step that is split by a partitioner, without one if the step turns out to take no gradient."""
     fakes, codes = make_fakes(arguments.arguments), []
+    has_arena = uses_arena(partitioner.settings, device)
     before = meter_of(device).current_bytes()
     # AOTAutograd's cache is off, because its key is the graph before partitioning. Backward is compiled together with
     # forward, not in the middle of the trial, where the memory that compilation needs would add to the saved
     # activations.
     with aot_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
         patches = {"custom_partitioner_fn": partitioner}
-        compiled = compile_static(gm, fakes, compiler_for(partitioner, codes), patches)
+        compiled = compile_static(gm, fakes, compiler_for(partitioner, codes, has_arena=has_arena), patches)
     left_by_compiling = meter_of(device).current_bytes() - before
-    trial = try_step(compiled, arguments, device, codes, partitioner.trial_bytes(left_by_compiling))
+    arena = _C.Arena(device) if has_arena else None
+    trial = try_step(compiled, arguments, device, codes, partitioner.trial_bytes(left_by_compiling), arena)
     if partitioner.step is None:
         return Candidate(compiled)
     partitioner.set_aside(left_by_compiling + trial.left_bytes)
-    candidate = Candidate(compiled, partitioner, trial, expected_bytes)
+    candidate = Candidate(compiled, partitioner, trial, expected_bytes, arena=arena)
     name = "PyTorch's own partition" if candidate.is_own else f"a plan of {partitioner.planned_bytes()} bytes"
     took = "took" if trial.is_complete else "was stopped at"
     peak = candidate.peak_bytes(partitioner.rest)
@@ -320,10 +327,13 @@ class Kernels:
         histories = {arguments[i].grad_fn for i in self.with_history}
         with device.forward(self, arguments) as flight:
             candidate = flight.chosen.candidate
-            results = candidate.run(*arguments)
+            with in_flight(candidate.arena) as run:
+                results = candidate.run(*arguments)
             leaves = pytree.tree_leaves(results)
             node = compiled_node(leaves, histories) or compiled_node(arguments, histories)
             if node is not None:
+                if run is not None:
+                    node.register_prehook(lambda _: set_running(run))
                 device.follow(flight, node)
                 refuse_unsupported_backwards(node)
                 candidate.aliased = watch_changes(node, leaves, arguments, candidate.aliased)

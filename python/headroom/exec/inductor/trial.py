@@ -19,8 +19,11 @@ from headroom._torch import (
     pytree,
     top_saved_tensor_hooks,
 )
+from headroom.budget.arena import peak_bytes
 from headroom.budget.excess import block_slack_bytes, counts_whole_blocks
+from headroom.exec.inductor.halves import in_flight
 from headroom.graph.operators import is_tensor
+from headroom.graph.step_graph import Rest
 
 
 @contextlib.contextmanager
@@ -229,29 +232,35 @@ def try_step(
     device: torch.device,
     codes: Sequence[object] = (),
     allowed_bytes: int | None = None,
+    arena: _C.Arena | None = None,
 ) -> Trial:
     """Runs two steps and returns the memory of the second, as libraries allocate their workspaces in the first.
 
-    Stops before a buffer of the compiled `codes` would exceed `allowed_bytes`.
+    Stops before a buffer of the compiled `codes` would exceed `allowed_bytes`. With an arena, two steps record it, and
+    a third one runs in its block.
     """
     meter = _C.Meter(device)
     if counts_whole_blocks(device):
         torch.cuda.empty_cache()  # A cached block that is too large for a tensor would count in full.
 
+    gradient_bytes = 0
+
     def run() -> tuple[int, int]:
+        nonlocal gradient_bytes
         stand_ins, leaves = arguments.stand_ins()
         before = meter.current_bytes()
         meter.reset_peak()
         limit = contextlib.nullcontext()
-        if allowed_bytes is not None:
+        if allowed_bytes is not None and (arena is None or arena.memory() is None):
             limit = _limited(codes, before + allowed_bytes, device)
-        with limit:
+        with limit, in_flight(arena):
             results = [
                 result
                 for result in pytree.tree_leaves(compiled(*stand_ins))
                 if is_tensor(result) and result.requires_grad
             ]
             held = meter.current_bytes() - before
+            gradient_bytes = _C.storage_bytes(results)
             if results and all(result.dim() == 0 for result in results):
                 torch.autograd.backward(results, [torch.ones_like(result) for result in results])
             elif results:
@@ -266,6 +275,13 @@ def try_step(
         try:
             run()
             left = meter.current_bytes() - at_first
+            if arena is not None:
+                run()
+            memory = None if arena is None else arena.memory()
+            if memory is not None and allowed_bytes is not None:
+                added = peak_bytes(memory, Rest(), gradient_bytes)
+                if added > allowed_bytes:  # One more step would show this.
+                    return Trial(added, memory.block_bytes + memory.forward_left_bytes, left)
             return Trial(*run(), left)
         except _OverLimit as over:
             return Trial(over.reached_bytes - at_first, is_complete=False)
