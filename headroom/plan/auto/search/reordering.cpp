@@ -93,7 +93,7 @@ void Reordering::add_sink(int32_t position) {
   OrderMove best;
   for (size_t i = 0; i < parameters_.max_block; ++i) {
     move.before = latest(move.positions);
-    if (!excess_.is_over_between(move.positions.front(), move.before)) break;
+    if (move.before <= move.positions.back() || !excess_.is_over_between(move.positions.front(), move.before)) break;
     move.gain = gain_of(move.positions, move.before);
     if (move.gain > best.gain) best = move;
     if (best.gain > 0 || !grow_back(move.positions)) break;
