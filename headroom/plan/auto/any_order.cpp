@@ -29,6 +29,7 @@ class AnyOrder {
         parameters_(with_moves(parameters)),
         base_(runs_of(store_all(flat.graph))),
         store_all_(judge(flat, base_)),
+        base_bytes_(store_all_.peak_bytes),
         context_(flat, limits, parameters_, std::ssize(base_)),
         bounds_(flat.graph, parameters_.bound),
         front_(front) {
@@ -39,7 +40,7 @@ class AnyOrder {
     add_level(front.front().peak_bytes);
   }
 
-  /// Makes plans for every level from other starts, and for smaller peaks.
+  /// Moves runs of store-all and of every level's plan, and looks for smaller peaks.
   void start() {
     store_all_ = reordered(judge(flat_, base_));
     for (const bool backwards : {false, true}) {
@@ -50,8 +51,10 @@ class AnyOrder {
     found_.push_back(store_all_);
     std::vector<JudgedRuns> moved(levels_.size());
     context_.for_each(levels_.size(), [&](RunSearch& search, size_t k) {
-      start_level(search, levels_[k]);
-      moved[k] = reordered(levels_[k].best());
+      Level& level = levels_[k];
+      const int64_t end = search.work() + work(parameters_.order.level_work_percent) / std::ssize(levels_);
+      if (is_order_better()) descend_from(store_all_.runs, level.target_bytes, end, search, level.plans.front());
+      moved[k] = reordered(level.best());
     });
     std::ranges::move(moved, std::back_inserter(found_));
     find_smaller_peaks();
@@ -94,16 +97,9 @@ class AnyOrder {
   /// Returns a share of the work that polish at the effort of the search has.
   int64_t work(int64_t percent) const { return context_.work_per_run() * context_.run_count() / 100 * percent; }
 
-  /// Makes another plan for a level whose plan is not close to the bound.
-  void start_level(RunSearch& search, Level& level) const {
-    const OrderParameters& order = parameters_.order;
-    if (level.best().time_ns - level.bound_ns <= level.bound_ns / order.close_fraction) return;
-    const int64_t end = search.work() + work(order.start_work_percent) / std::ssize(levels_);
-    if (order.cut && context_.is_short())
-      descend_from(cut_start(flat_, store_all_.runs, bounds_.within(level.target_bytes)), level.target_bytes, end,
-                   search, level.plans.front());
-    if (order.store_all && store_all_.runs != base_)
-      descend_from(store_all_.runs, level.target_bytes, end, search, level.plans.front());
+  /// Returns whether another order of store-all needs clearly less memory than base order.
+  bool is_order_better() const {
+    return base_bytes_ - store_all_.peak_bytes > base_bytes_ / parameters_.order.large_step_fraction;
   }
 
   /// Adds levels below the smallest peak: by large steps where another order needs clearly less memory than base order,
@@ -112,9 +108,7 @@ class AnyOrder {
     const OrderParameters& order = parameters_.order;
     RunSearch search(flat_, parameters_);
     const int64_t smallest_bytes = front().front().peak_bytes;
-    const int64_t base_bytes = judge(flat_, base_).peak_bytes;
-    if (base_bytes - store_all_.peak_bytes > base_bytes / order.large_step_fraction)
-      step_down(smallest_bytes / order.large_step_fraction, order.large_step_work_percent, search);
+    if (is_order_better()) step_down(smallest_bytes / order.large_step_fraction, order.large_step_work_percent, search);
     step_down(smallest_bytes / order.small_step_fraction, order.small_step_work_percent, search);
   }
 
@@ -175,6 +169,7 @@ class AnyOrder {
   const SearchParameters parameters_;
   const std::vector<int32_t> base_;  ///< Store-all in base order.
   JudgedRuns store_all_;             ///< Store-all in the order with the smallest peak that is known.
+  int64_t base_bytes_;               ///< Peak of store-all in base order.
   SearchContext context_;
   MemoryBounds bounds_;
   const Front& front_;

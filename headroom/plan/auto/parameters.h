@@ -126,18 +126,12 @@ struct OrderParameters {
   size_t max_failed_moves = 6;
   /// Maximum work of the moves for one target, for each run of the plan.
   int64_t max_work_per_run = 100;
-  /// Levels whose plan is within this fraction (1 / 2,000) of the bound for all orders are left alone.
-  int64_t close_fraction = 2'000;
   /// Whether orders of a list scheduler are starts.
   bool list_orders = true;
   /// Each step towards an order with a smaller peak asks for this fraction (1/64) of the peak less.
   int64_t peak_step_fraction = 64;
-  /// Whether a cut of the bound for all orders is a start at every level of a short graph.
-  bool cut = true;
-  /// Whether store-all in its best order is a start at every level.
-  bool store_all = true;
-  /// Work to start levels, in percent of the work of polish.
-  int64_t start_work_percent = 20;
+  /// Work to bring store-all to the levels in an order that needs clearly less memory, in percent of the work of polish.
+  int64_t level_work_percent = 20;
   /// The first step towards a smaller peak is this fraction (1/1,000) of the smallest peak.
   int64_t small_step_fraction = 1'000;
   /// Work of these steps, in percent of the work of polish.
