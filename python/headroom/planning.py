@@ -55,7 +55,10 @@ class Shape:
         self._make_graph()
         store_all = _C.store_all(self.graph)
         simulation = _C.simulate(self.graph, store_all)
-        self.store_all_bytes = self.peak_bytes(store_all)
+        self.store_all_bytes = simulation.peak_bytes
+        if self.has_arena:
+            plans = [store_all, *([self._without_reruns.schedule] if self._without_reruns is not None else [])]
+            self.store_all_bytes = min(map(self.peak_bytes, plans))
         ops = [step.op for step in store_all.steps]
         rest_op = max(op for op, call in enumerate(self.call_of_op) if call == HANDS_ON)
         # Bytes in use after forward under store-all, or an upper bound.
