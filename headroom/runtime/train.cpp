@@ -104,9 +104,9 @@ int64_t try_step(const MeasuredStep& measured, const TrainingStep& step) {
   const KeptState state(network.buffers(), measured.sample[0].device(), network.generators());
   Meter meter(measured.sample[0].device());
   const int64_t more_bytes = meter.current_bytes() - measured.before_bytes;
-  const torch::Tensor loss = step(measured.sample);
-  torch::autograd::grad({loss}, network.parameters(), {}, /*retain_graph=*/false, /*create_graph=*/false,
-                        /*allow_unused=*/true);
+  const torch::Tensor result = step(measured.sample);  // The loss, or what a loss outside of the network is made of.
+  torch::autograd::grad({result}, network.parameters(), {torch::ones_like(result)}, /*retain_graph=*/false,
+                        /*create_graph=*/false, /*allow_unused=*/true);
   const int64_t peak_bytes = meter.peak_bytes() - more_bytes;
   release_cached_memory(meter.device());
   return peak_bytes;

@@ -1,7 +1,6 @@
 """The C++ side of headroom. What users need is in headroom itself."""  # noqa: N999
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 import torch
 
@@ -38,10 +37,15 @@ class ArenaStatistics:
     bad_in_row: int
     overtaken: int
 
-# A step in flight in an arena; its halves run in the contexts.
+# A half of a step that runs in an arena, on the thread that enters it.
+class HalfContext:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+
+# A step in flight in an arena.
 class ArenaRun:
-    def forward(self) -> AbstractContextManager[None]: ...
-    def backward(self) -> AbstractContextManager[None]: ...
+    def forward(self) -> HalfContext: ...
+    def backward(self) -> HalfContext: ...
     def finish(self) -> None: ...
 
 # The block of memory of one step, whose first run records where in it its tensors are to lie.

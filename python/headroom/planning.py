@@ -55,7 +55,10 @@ class Shape:
         self._make_graph()
         self.rest_op = max(op for op, call in enumerate(self.call_of_op) if call == HANDS_ON)
         store_all = _C.store_all(self.graph)
-        self.store_all_bytes = self.peak_bytes(store_all)
+        self.store_all_bytes = _C.simulate(self.graph, store_all).peak_bytes
+        if self.has_arena:
+            plans = [store_all, *([self._without_reruns.schedule] if self._without_reruns is not None else [])]
+            self.store_all_bytes = min(map(self.peak_bytes, plans))
         # Bytes in use after forward under store-all, or an upper bound.
         self.held_bytes = self.store_all_bytes if self.has_arena else self.held_by(store_all)
 

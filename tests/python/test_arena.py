@@ -308,3 +308,50 @@ def test_compiled_steps_run_in_arenas(name: str) -> None:
 def test_bad_options() -> None:
     with pytest.raises(TypeError, match="arena must be True or False"):
         headroom.compile(torch.nn.Linear(2, 2), arena=1)
+
+
+class Cut(torch.nn.Module):
+    """Two graphs, of which the second one runs between the forward and the backward of the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Tanh()) for _ in range(8)]
+        self.first, self.second = torch.nn.Sequential(*layers[:4]), torch.nn.Sequential(*layers[4:])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        middle = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(middle)
+
+
+@pytest.mark.usefixtures("fresh_device")
+@pytest.mark.parametrize("share", [1.0, 0.95])
+def test_graphs_in_flight_and_a_loss_outside_share_a_budget(share: float) -> None:
+    """Of the memory outside a graph, the first step does not know yet."""
+    x = torch.ones(1024, 32)
+    model = Cut()
+
+    def step(run: Callable[..., torch.Tensor]) -> int:
+        model.zero_grad()
+        meter = headroom.Meter(CPU)
+        before = meter.current_bytes()
+        run(x).square().mean().backward()
+        return meter.peak_bytes() - before
+
+    step(model)
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    run = headroom.compile(model, arena=True)
+    most = max(step(run) for _ in range(6))
+    assert [place.store_all_bytes() for place in flights_on(CPU).roots.values()] == [most]
+    torch._dynamo.reset()
+    model.zero_grad()
+    budget = headroom.current_bytes() + int(share * most)
+    run = headroom.compile(model, budget, arena=True)
+    peaks = [step(run) for _ in range(8)]
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+    assert max(peaks[1:]) <= int(share * most), peaks
+    statistics = [arena.statistics() for arena in arenas()]
+    assert len([one for one in statistics if one.served > 0]) >= 2
+    assert sum(one.missed for one in statistics) == 0

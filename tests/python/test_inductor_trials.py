@@ -61,3 +61,17 @@ def test_a_trial_is_stopped_before_a_buffer_is_over_its_limit() -> None:
     assert stopped.added_bytes >= whole.held_bytes
     assert meter.peak_bytes() - before < whole.held_bytes
     assert trial.try_step(compiled, arguments, CPU, codes, None) == whole  # as before
+
+
+def test_kernels_are_timed_in_the_memory_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The buffer that Inductor overwrites before it times a kernel is no larger than what is free below the limit."""
+    sizes = []
+    monkeypatch.setattr(type(trial.benchmarker), "benchmark_gpu", lambda self: sizes.append(self.L2_cache_size))
+    monkeypatch.setitem(vars(trial.benchmarker), "L2_cache_size", 1 << 20)
+    monkeypatch.setattr(trial._C, "Meter", lambda _: meter)
+    meter, before = headroom.Meter(CPU), headroom.current_bytes()
+    for free in (4096, 2 << 20, -1):
+        with trial._choosing_within(before + free, torch.device("cuda")):
+            trial.benchmarker.benchmark_gpu()
+    trial.benchmarker.benchmark_gpu()
+    assert sizes == [4096, 1 << 20, trial._LEAST_FLUSHED_BYTES, 1 << 20]

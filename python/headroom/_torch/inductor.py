@@ -11,6 +11,7 @@ with checked():
     from torch._inductor.dependencies import WeakDep
     from torch._inductor.graph import GraphLowering
     from torch._inductor.lowering import lowerings, register_lowering
+    from torch._inductor.runtime.benchmarking import benchmarker
     from torch._inductor.scheduler import SchedulerNode
     from torch._inductor.utils import get_donated_idxs
     from torch._inductor.virtualized import V
@@ -28,6 +29,7 @@ __all__ = [
     "SchedulerNode",
     "V",
     "WeakDep",
+    "benchmarker",
     "compile_fx",
     "compile_fx_inner",
     "get_donated_idxs",

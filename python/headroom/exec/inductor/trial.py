@@ -19,6 +19,7 @@ from headroom._torch import (
     pytree,
     top_saved_tensor_hooks,
 )
+from headroom._torch.inductor import benchmarker
 from headroom.budget.arena import peak_bytes
 from headroom.budget.excess import block_slack_bytes, counts_whole_blocks
 from headroom.exec.inductor.halves import in_flight
@@ -158,6 +159,8 @@ class _OverLimit(Exception):
         self.reached_bytes = reached_bytes
 
 
+# The smallest buffer that is overwritten before a kernel is timed.
+_LEAST_FLUSHED_BYTES = 512
 # Names by which Inductor's generated code calls the functions that allocate its buffers.
 _ALLOCATORS = ("empty_strided_cpu", "empty_strided_cuda")
 
@@ -212,6 +215,30 @@ def _limited(codes: Sequence[object], limit_bytes: int, device: torch.device) ->
             space[name] = allocate
 
 
+@contextlib.contextmanager
+def _choosing_within(limit_bytes: int, device: torch.device) -> Iterator[None]:
+    """Returns a context in which Inductor times its kernels in the memory that is free below a limit.
+
+    A kernel that may run in several ways is timed at its first launch, in the middle of the step. Before each timing, a
+    buffer as large as the processor's cache is overwritten. Where it does not fit, a smaller one is.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    meter, benchmark, cache_bytes = _C.Meter(device), benchmarker.benchmark_gpu, benchmarker.L2_cache_size
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        benchmarker.L2_cache_size = min(cache_bytes, max(limit_bytes - meter.current_bytes(), _LEAST_FLUSHED_BYTES))
+        return benchmark(*arguments, **options)
+
+    benchmarker.benchmark_gpu = run
+    try:
+        yield
+    finally:
+        del benchmarker.benchmark_gpu
+        benchmarker.L2_cache_size = cache_bytes
+
+
 class _Loss(torch.autograd.Function):
     """A loss whose backward creates the gradients of the results, without keeping references to them."""
 
@@ -250,10 +277,11 @@ def try_step(
         stand_ins, leaves = arguments.stand_ins()
         before = meter.current_bytes()
         meter.reset_peak()
-        limit = contextlib.nullcontext()
-        if allowed_bytes is not None and (arena is None or arena.memory() is None):
-            limit = _limited(codes, before + allowed_bytes, device)
-        with limit, in_flight(arena):
+        with contextlib.ExitStack() as limits:
+            if allowed_bytes is not None and (arena is None or arena.memory() is None):
+                limits.enter_context(_limited(codes, before + allowed_bytes, device))
+                limits.enter_context(_choosing_within(before + allowed_bytes, device))
+            limits.enter_context(in_flight(arena))
             results = [
                 result
                 for result in pytree.tree_leaves(compiled(*stand_ins))
