@@ -107,6 +107,50 @@ TEST(Reordering, KeepsTheRunsAndNeverRaisesThePeak) {
   EXPECT_GT(lower, 20);
 }
 
+/// Returns a step of ops with two outputs each, which read outputs of earlier ops, and runs of it: every op once, and
+/// `reruns` of them once more at a random later position.
+std::pair<Graph, std::vector<int32_t>> random_runs(Random& random, int count, int reruns) {
+  GraphSpec spec;
+  spec.name = "pairs";
+  std::vector<int32_t> runs;
+  for (int i = 0; i < count; ++i) {
+    Op op;
+    op.name = "f" + std::to_string(i);
+    op.time_ns = 1;
+    for (int k = 0; k < 2; ++k) {
+      op.outputs.push_back(ValueId{2 * i + k});
+      spec.values.push_back({"v" + std::to_string(2 * i + k), random.number(1, 20), false, {}});
+      const auto id = static_cast<ValueId>(random.number(0, std::max(1, 2 * i) - 1));
+      if (i > 0 && std::ranges::find(op.inputs, id) == op.inputs.end()) op.inputs.push_back(id);
+    }
+    spec.ops.push_back(op);
+    runs.push_back(i);
+  }
+  spec.outputs = {ValueId{2 * count - 1}};
+  for (int i = 0; i < reruns; ++i) {
+    const int64_t first = random.number(0, std::ssize(runs) - 1);
+    const int64_t again = random.number(first + 1, std::ssize(runs));
+    runs.insert(runs.begin() + again, runs[static_cast<size_t>(first)]);
+  }
+  return {Graph(spec), runs};
+}
+
+TEST(Reordering, KeepsSequencesWithRerunsValid) {
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    Random random(seed);
+    const auto [graph, runs] = random_runs(random, 12, 6);
+    const FlatGraph flat(graph);
+    RunSearch search(flat);
+    search.assign(runs);
+    for (const int percent : {95, 80, 50}) {
+      search.reorder(search.timeline().peak_bytes() * percent / 100);
+      for (int32_t p = 0; p < search.timeline().size(); ++p)
+        ASSERT_TRUE(search.timeline().is_ready(search.timeline().run(p), p))
+            << "seed " << seed << ", target " << percent << " %, run " << p << "\n" << to_text(graph);
+    }
+  }
+}
+
 TEST(ListOrders, AreValidOrdersOfTheSameRuns) {
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     Random random(seed);
