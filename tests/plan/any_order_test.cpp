@@ -136,9 +136,9 @@ std::pair<Graph, std::vector<int32_t>> random_runs(Random& random, int count, in
 }
 
 TEST(Reordering, KeepsSequencesWithRerunsValid) {
-  for (uint64_t seed = 1; seed <= 300; ++seed) {
+  for (uint64_t seed = 1; seed <= 6000; ++seed) {
     Random random(seed);
-    const auto [graph, runs] = random_runs(random, 12, 6);
+    const auto [graph, runs] = random_runs(random, static_cast<int>(4 + seed % 20), static_cast<int>(1 + seed % 7));
     const FlatGraph flat(graph);
     RunSearch search(flat);
     search.assign(runs);
@@ -146,7 +146,8 @@ TEST(Reordering, KeepsSequencesWithRerunsValid) {
       search.reorder(search.timeline().peak_bytes() * percent / 100);
       for (int32_t p = 0; p < search.timeline().size(); ++p)
         ASSERT_TRUE(search.timeline().is_ready(search.timeline().run(p), p))
-            << "seed " << seed << ", target " << percent << " %, run " << p << "\n" << to_text(graph);
+            << "seed " << seed << ", target " << percent << " %, run " << p << "\n"
+            << to_text(graph);
     }
   }
 }
