@@ -14,6 +14,7 @@
 #include "headroom/io/file.h"
 #include "headroom/io/read.h"
 #include "headroom/io/size.h"
+#include "headroom/plan/bounds/time_bound.h"
 
 namespace headroom::internal::cli {
 namespace {
@@ -138,12 +139,19 @@ std::string explain_peak(const Subject& subject) {
 }
 
 /// Returns the fewest ops without which the first runs of a schedule are in base order: all but those of a longest
-/// ascending subsequence.
+/// ascending subsequence. Of alternatives, only the one that runs first counts, at the place of the first one listed.
 std::vector<OpId> moved_ops(const Graph& graph, const Schedule& schedule) {
+  const NeededGroups groups = find_needed_groups(graph);
+  std::vector<OpId> ran;
   std::vector<OpId> first_runs;
-  std::vector<uint8_t> has_run(graph.ops().size(), 0);
-  for (const Step& step : schedule.steps)
-    if (step.is_run() && std::exchange(has_run[index(step.op())], 1) == 0) first_runs.push_back(step.op());
+  std::vector<uint8_t> has_run(groups.ops.size(), 0);
+  for (const Step& step : schedule.steps) {
+    if (!step.is_run()) continue;
+    const auto group = static_cast<size_t>(groups.group_of_op[index(step.op())]);
+    if (std::exchange(has_run[group], 1) != 0) continue;
+    ran.push_back(step.op());
+    first_runs.push_back(groups.ops[group].front());
+  }
   std::vector<size_t> ends;  // By length: where the ascending subsequence with the smallest last op ends.
   std::vector<size_t> before(first_runs.size(), first_runs.size());
   for (size_t i = 0; i < first_runs.size(); ++i) {
@@ -158,7 +166,7 @@ std::vector<OpId> moved_ops(const Graph& graph, const Schedule& schedule) {
   for (size_t i = ends.empty() ? first_runs.size() : ends.back(); i < first_runs.size(); i = before[i]) is_kept[i] = 1;
   std::vector<OpId> moved;
   for (size_t i = 0; i < first_runs.size(); ++i)
-    if (is_kept[i] == 0) moved.push_back(first_runs[i]);
+    if (is_kept[i] == 0) moved.push_back(ran[i]);
   return moved;
 }
 

@@ -17,11 +17,12 @@ from headroom.settings import Settings
 class Budgeted:
     """Compiles with eager kernels, at first with nothing recomputed."""
 
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+    def __init__(self, function: Callable[..., torch.Tensor], *, keep_order: bool = False) -> None:
         self.steps: list[Step] = []
+        self.keep_order = keep_order
 
         def backend(gm: torch.fx.GraphModule, inputs: list) -> Callable[..., object]:
-            return compile_graph(gm, inputs, Settings("1x"), on_step=self.steps.append)
+            return compile_graph(gm, inputs, Settings("1x", keep_order=keep_order), on_step=self.steps.append)
 
         self.run = torch.compile(function, backend=backend, dynamic=False)
 
@@ -40,7 +41,7 @@ class Budgeted:
 
     def set_budget(self, budget: object) -> None:
         for step in self.steps:
-            step.settings = Settings(budget)
+            step.settings = Settings(budget, keep_order=self.keep_order)
             step.chosen.clear()
 
     def set_smallest_budget(self) -> None:
