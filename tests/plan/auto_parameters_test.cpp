@@ -29,7 +29,7 @@ std::vector<Part> parts() {
       {"nothing", [](P&) {}},
       {"faster producers", [](P& p) { p.start.faster_producers = false; }},
       {"chain's tables", [](P& p) { p.start.chain_tables = false; }},
-      {"lower sets", [](P& p) { p.start.lower_sets = p.start.coarse_lower_sets = false; }},
+      {"lower sets", [](P& p) { p.start.lower_sets = false; }},
       {"smallest peaks", [](P& p) { p.start.smallest_peaks = false; }},
       {"cuts", [](P& p) { p.start.cut = false; }},
       {"store-all", [](P& p) { p.start.store_all = false; }},
@@ -38,7 +38,7 @@ std::vector<Part> parts() {
       {"random starts", [](P& p) { p.start.max_random_starts = 0; }},
       {"all starts but random ones",
        [](P& p) {
-         p.start = {.faster_producers = false, .chain_tables = false, .lower_sets = false, .coarse_lower_sets = false};
+         p.start = {.faster_producers = false, .chain_tables = false, .lower_sets = false};
          p.start.smallest_peaks = p.start.cut = p.start.store_all = p.start.level_above = false;
        }},
       {"bisection to the smallest peak", [](P& p) { p.level.bisection_steps = 0; }},
@@ -61,18 +61,14 @@ std::vector<Part> parts() {
        }},
       {"neighbours", [](P& p) { p.polish.neighbours = false; }},
       {"second plan", [](P& p) { p.polish.second_plan = false; }},
-      {"stop close to the bound", [](P& p) { p.polish.close_fraction = 0; }},
       {"refinement", [](P& p) { p.refinement.max_passes = 0; }},
       {"smaller peaks", [](P& p) { p.refinement.lowers_peak = false; }},
       {"plans between", [](P& p) { p.between.max_bisection_steps = 0; }},
-      {"perturbation of plans between", [](P& p) { p.between.perturbations = 0; }},
       {"exact search", [](P& p) { p.exact = {.max_first_states = 0, .after_search = false}; }},
       {"first exact search", [](P& p) { p.exact.max_first_states = 0; }},
       {"second exact search", [](P& p) { p.exact.after_search = false; }},
       {"folding", [](P& p) { p.folding.min_equal_blocks = 0; }},
-      {"even moments", [](P& p) { p.bound.even_moments = 0; }},
       {"largest moments", [](P& p) { p.bound.largest_moments = 0; }},
-      {"all moments", [](P& p) { p.bound.even_moments = p.bound.largest_moments = 0; }},
   };
 }
 
@@ -125,7 +121,7 @@ TEST(SearchParameters, AreUsed) {
   const PlanLimits limits{.threads = 1};
   SearchParameters few;
   few.level = {.count = 2, .bisection_steps = 0, .targets_between = 0};
-  few.start.smallest_peaks = few.start.lower_sets = few.start.coarse_lower_sets = false;
+  few.start.smallest_peaks = few.start.lower_sets = false;
   few.polish.lowest_level = false;
   // Store-all and at most one level, at half of its peak.
   EXPECT_LE(make_auto_front(problem, flat, limits, few).plans.size(), 2U);

@@ -208,27 +208,6 @@ TEST(PlanLowerSets, Limits) {
   EXPECT_EQ(plan_lower_sets(wide, {}).status, PlanStatus::kFeasible);
 }
 
-/// A path of 300 vertices of 100 bytes, one level of checkpoints: while the segment after i of them is reversed, i and the
-/// segment are in memory. Even segments take 17 + 18; the best are 1, 2, ..., k vertices long from the last to the first,
-/// k (k + 1) / 2 = 300 where k = 24, and take 24 without gradients. No vertex reruns more than once.
-TEST(CoarseLowerSetPlans, TakeNoMoreThanEvenSegmentsOnALongPath) {
-  constexpr int kLength = 300;
-  const Graph graph(training_step(path(std::vector<int64_t>(kLength, 100))));
-  const Simulation plain = simulate(graph, store_all(graph));
-  int64_t forward_ns = 0;
-  for (const Op& op : graph.ops())
-    if (op.phase == Phase::kForward) forward_ns += op.time_ns;
-  int64_t smallest_bytes = plain.peak_bytes;
-  for (const Schedule& schedule : coarse_lower_set_plans(graph)) {
-    const Simulation simulation = simulate(graph, schedule);
-    ASSERT_FALSE(simulation.error) << simulation.error->message;
-    EXPECT_LE(simulation.time_ns, plain.time_ns + forward_ns);
-    smallest_bytes = std::min(smallest_bytes, simulation.peak_bytes);
-  }
-  EXPECT_GE(smallest_bytes, 24 * 100);
-  EXPECT_LE(smallest_bytes, 35 * 100);
-}
-
 TEST(PlanLowerSets, Refuses) {
   GraphSpec spec = training_step(path({1, 2}));
   for (Op& op : spec.ops) op.phase = Phase::kForward;

@@ -62,7 +62,6 @@ std::vector<Front> search_fronts(const Problem& problem, const FlatGraph& flat, 
   }
   SearchStarts others = planner_starts(problem, limits, parameters);
   std::ranges::move(others.plans, std::back_inserter(starts.plans));
-  starts.coarse = std::move(others.coarse);
   std::ranges::move(search_fronts(flat, starts, limits, parameters), std::back_inserter(fronts));
   return fronts;
 }

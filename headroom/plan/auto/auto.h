@@ -28,13 +28,11 @@ namespace headroom::internal {
 ///    with the largest bound, turned into a plan; store-all (with the fastest of several producers) and the plan of
 ///    the level above, both brought down to the level (Descent); the plans of smallest peak of `division-tree` and
 ///    `peak-linear`; on chains, a plan of `chain` for every time in its tables; on graphs of at most 200 ops (2,000
-///    at high effort), all plans of `lower-sets`, where they fit. Larger graphs start from plans of few lower sets
-///    where all other starts are clearly slower. All of these plans are in the front too.
+///    at high effort), all plans of `lower-sets`, where they fit. All of these plans are in the front too.
 /// 3. *Polish* (polish.h). For each level, with the plans of its neighbours in turn: some reruns are removed, the
 ///    peak is brought back below the target with other choices, and reruns that are not needed are removed. The
-///    better of the old and the new plan is kept. On more than 200 runs, levels whose plan is within a
-///    ten-thousandth of the bound are not polished, except at high effort. On at most 200 runs, one more level, a
-///    fiftieth above the smallest peak, has work of its own.
+///    better of the old and the new plan is kept. On at most 200 runs, one more level, a fiftieth above the
+///    smallest peak, has work of its own.
 /// 4. *Small graphs* (refinement.h), of at most 40 runs: every plan of the front becomes a level of its own, just
 ///    below the peak of the next plan, until no more plans are found. Changes then also insert any runs anywhere.
 /// 5. *In place.* Ops run in place wherever they may and their input dies there. All peaks above include that
@@ -67,9 +65,10 @@ namespace headroom::internal {
 /// number of levels.
 ///
 /// What is proved is proved among all schedules, or with limits.keep_order among those that keep the base order of first
-/// runs. The status is kOptimal where the lower bound is met; kInfeasible where memory_bound() or `exhaustive` proved it, or the
-/// budget is below what some op needs by itself; kTimeout, with the best plan found if any, where `exhaustive` was used
-/// and proved nothing for the budget within its limit; else kFeasible or kNotFound. A budget is required.
+/// runs. The status is kOptimal where the lower bound is met; kInfeasible where memory_bound() or `exhaustive` proved
+/// it, or the budget is below what some op needs by itself; kTimeout, with the best plan found if any, where
+/// `exhaustive` was used and proved nothing for the budget within its limit; else kFeasible or kNotFound. A budget is
+/// required.
 PlanResult plan_auto(const Problem& problem, const PlanRequest& request);
 
 /// Makes the front from which plan_auto() picks. `flat` is the problem's graph.

@@ -12,11 +12,8 @@ namespace {
 class Bisection {
  public:
   /// Keeps a reference to the parameters.
-  Bisection(const FlatGraph& flat, const Front& front, const JudgedRuns& lowest, const SearchParameters& parameters)
-      : search_(flat, parameters),
-        parameters_(parameters),
-        few_runs_(std::ssize(front.back().runs) + parameters.between.max_perturbed_reruns),
-        min_bytes_(lowest.peak_bytes) {}
+  Bisection(const FlatGraph& flat, const JudgedRuns& lowest, const SearchParameters& parameters)
+      : search_(flat, parameters), parameters_(parameters), min_bytes_(lowest.peak_bytes) {}
 
   /// Adds to `found` a plan for each of some ascending budgets, which are at least lower's peak and below upper's.
   /// `lower` is the plan for all budgets from its peak to `least_bytes`.
@@ -56,26 +53,11 @@ class Bisection {
     keep_better();
     search_.assign(upper.runs);
     if (search_.descend(target_bytes, {.max_ns = slightly_more(middle.time_ns)})) keep_better();
-    // With few reruns, the choice of each one matters much, and tries are quick.
-    const PerturbationParameters& perturbation = parameters_.perturbation;
-    const bool has_few = perturbation.max_ruined > 0 && std::ssize(middle.runs) <= few_runs_;
-    search_.seed(static_cast<uint64_t>(target_bytes));
-    for (int k = 0; has_few && k < parameters_.between.perturbations; ++k) {
-      search_.assign(middle.runs);
-      search_.remember();
-      if (!search_.ruin()) break;
-      DescentOptions options;
-      options.max_insertions = search_.random_max_insertions();
-      options.noise = perturbation.noise_percent;
-      options.max_ns = slightly_more(middle.time_ns);
-      if (search_.descend(target_bytes, options)) keep_better();
-    }
     return middle;
   }
 
   RunSearch search_;
   const SearchParameters& parameters_;
-  int64_t few_runs_;
   int64_t min_bytes_;
 };
 
@@ -94,7 +76,7 @@ std::optional<JudgedRuns> plan_within(const FlatGraph& flat, const Front& front,
   });
   std::ranges::sort(budgets);
   std::vector<JudgedRuns> found{lower};
-  Bisection(flat, front, lower, parameters).find(lower, lower.peak_bytes, *above, 0, budgets, found);
+  Bisection(flat, lower, parameters).find(lower, lower.peak_bytes, *above, 0, budgets, found);
   std::erase_if(found, [&](const JudgedRuns& plan) { return plan.peak_bytes > budget_bytes; });
   return *std::ranges::min_element(found, is_better);
 }

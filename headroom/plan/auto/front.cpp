@@ -40,7 +40,6 @@ StartPlans make_starts(const FlatGraph& flat, const SearchStarts& given, const S
     starts.plans.push_back(starts.store_all);
   }
   for (const std::vector<int32_t>& runs : given.plans) starts.plans.push_back(judge(flat, runs));
-  for (const std::vector<int32_t>& runs : given.coarse) starts.coarse.push_back(judge(flat, runs));
   starts.are_polished = given.are_polished;
   if (starts.are_polished) keep_polished(flat, parameters, starts.plans);
   return starts;
@@ -78,7 +77,6 @@ std::vector<JudgedRuns> plans_between(const SearchContext& context, const Judged
 Front make_front(const SearchContext& context, const StartPlans& starts, const std::vector<Level>& levels,
                  bool has_between) {
   std::vector<JudgedRuns> all = starts.plans;
-  std::ranges::copy(starts.coarse, std::back_inserter(all));
   all.push_back(starts.store_all);
   std::vector<std::vector<JudgedRuns>> between(levels.size());
   if (has_between)

@@ -12,8 +12,6 @@ namespace headroom::internal {
 /// The starts of a search besides store-all, as sequences of runs. All of these plans are in the search's front.
 struct SearchStarts {
   std::vector<std::vector<int32_t>> plans = {};
-  /// Plans from which a level starts only where they are clearly faster than all others.
-  std::vector<std::vector<int32_t>> coarse = {};
   /// Whether `plans` are near the best for their peaks: the search then only brings them to its levels.
   bool are_polished = false;
 };

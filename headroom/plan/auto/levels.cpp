@@ -54,11 +54,6 @@ bool LevelFinder::add_level(int64_t target_bytes) {
   const MemoryBound bound = bounds_.within(target_bytes, max_cuts);
   if (!bound.is_feasible) return false;
   std::vector<JudgedRuns> plans = find_starts(target_bytes, bound);
-  // A coarse start must be clearly faster to be taken: the levels below start from this one, and descents from a coarse
-  // start end slower.
-  if (std::optional<JudgedRuns> plan = find_coarse(target_bytes);
-      plan && (plans.empty() || slightly_more(plan->time_ns) < plans[0].time_ns))
-    plans.insert(plans.begin(), std::move(*plan));
   const bool found = !plans.empty();
   if (found) levels_.push_back({.target_bytes = target_bytes, .bound_ns = bound.time_ns, .plans = std::move(plans)});
   return found;
@@ -155,15 +150,6 @@ void LevelFinder::descend_from(const std::vector<int32_t>& runs, int64_t target_
   search_.prune(target_bytes);
   JudgedRuns found = search_.judged();
   if (!best || is_better(found, *best)) best = std::move(found);
-}
-
-/// Returns the best coarse start within a target, pruned, or none.
-std::optional<JudgedRuns> LevelFinder::find_coarse(int64_t target_bytes) {
-  std::optional<JudgedRuns> best = best_within(starts_.coarse, target_bytes);
-  if (!best) return best;
-  search_.assign(best->runs);
-  search_.prune(target_bytes);
-  return search_.judged();
 }
 
 /// Returns whether a plan of a folded graph is so close to the bound that the whole graph is not searched.

@@ -36,8 +36,6 @@ struct Level {
 struct StartPlans {
   JudgedRuns store_all;           ///< Store-all, with the fastest producers.
   std::vector<JudgedRuns> plans;  ///< Other plans, which are in the front too.
-  /// Plans from which a level starts only where they are clearly faster than all others.
-  std::vector<JudgedRuns> coarse;
   /// Whether `plans` are near the best for their peaks: they are then only brought to the levels.
   bool are_polished = false;
 };
@@ -65,7 +63,6 @@ class LevelFinder {
   void start_at_random(int64_t target_bytes, std::optional<JudgedRuns>& best);
   void descend_from(const std::vector<int32_t>& runs, int64_t target_bytes, DescentOptions options,
                     std::optional<JudgedRuns>& best);
-  std::optional<JudgedRuns> find_coarse(int64_t target_bytes);
   bool is_close(const JudgedRuns& plan, int64_t bound_ns) const;
   int64_t max_start_ns() const;
 

@@ -56,8 +56,6 @@ struct StartParameters {
   int64_t max_lower_set_ops = 200;
   /// The same number at high effort.
   int64_t max_lower_set_ops_at_high_effort = 2'000;
-  /// Whether plans of few lower sets are starts on larger graphs.
-  bool coarse_lower_sets = true;
   /// Whether the plans with the smallest peak of `division-tree`, and of `peak-cubic` and `peak-linear` on chains, are
   /// starts.
   bool smallest_peaks = true;
@@ -207,10 +205,8 @@ struct PolishParameters {
   int medium_rounds = 8;
   /// Number of rounds on graphs between these and long ones.
   int rounds_above_medium = 3;
-  /// A plan on a graph that is not short is polished no further, except at high effort, where it is within this
-  /// fraction (1 / 10,000) of the bound; 0 polishes all plans.
-  int64_t close_fraction = 10'000;
-  /// The same fraction for starts that were already polished as plans of a folded graph.
+  /// A start on a graph that is not short, which was already polished as a plan of a folded graph, is searched no further
+  /// where it is within this fraction (1/100) of the bound.
   int64_t polished_close_fraction = 100;
   /// Whether short graphs have one more level, just above the smallest peak, where a few more bytes save the most time.
   bool lowest_level = true;
@@ -243,11 +239,6 @@ struct BetweenParameters {
   /// Maximum number of bisection steps on the way to one budget; 0 turns plans between two plans off. Thirty steps tell
   /// all budgets apart that differ by a billionth of the gap.
   int max_bisection_steps = 30;
-  /// Number of attempts to perturb a plan at one bisection step.
-  int perturbations = 24;
-  /// Maximum number of reruns of a plan that is perturbed. With few reruns each one matters much and attempts are
-  /// quick.
-  int64_t max_perturbed_reruns = 16;
 };
 
 /// Folding: planning the equal blocks of a deep network together.

@@ -50,16 +50,12 @@ void add_chain_plans(const Problem& problem, const PlanLimits& limits, const Sta
   }
 }
 
-/// Adds all plans of `lower-sets`, or the coarse ones for larger graphs.
+/// Adds all plans of `lower-sets` on small graphs.
 void add_lower_set_plans(const Problem& problem, const PlanLimits& limits, const StartParameters& parameters,
                          SearchStarts& starts) {
   const int64_t max_ops =
       limits.effort == Effort::kHigh ? parameters.max_lower_set_ops_at_high_effort : parameters.max_lower_set_ops;
-  if (std::ssize(problem.graph.ops()) <= max_ops) {
-    if (parameters.lower_sets) append(lower_set_plans(problem.graph, limits), starts.plans);
-  } else {
-    if (parameters.coarse_lower_sets) append(coarse_lower_set_plans(problem.graph), starts.coarse);
-  }
+  if (std::ssize(problem.graph.ops()) <= max_ops) append(lower_set_plans(problem.graph, limits), starts.plans);
 }
 
 /// Adds the plans of `peak-cubic` and `peak-linear` on a chain, else that of `division-tree`.
@@ -86,7 +82,7 @@ SearchStarts planner_starts(const Problem& problem, const PlanLimits& limits, co
   const StartParameters& start = parameters.start;
   SearchStarts starts;
   if (problem.chain && start.chain_tables) add_if_applicable([&] { add_chain_plans(problem, limits, start, starts); });
-  add_if_applicable([&] { add_lower_set_plans(problem, limits, start, starts); });
+  if (start.lower_sets) add_if_applicable([&] { add_lower_set_plans(problem, limits, start, starts); });
   if (start.smallest_peaks) add_smallest_peaks(problem, limits, starts);
   return starts;
 }

@@ -8,8 +8,8 @@ namespace headroom::internal {
 
 /// Returns the plans of other planners that the search starts from: on chains those of two tables of `chain`, and the
 /// plans with the smallest peak of `peak-cubic` and `peak-linear`; on graphs those of `lower-sets`, and the plan with
-/// the smallest peak of `division-tree`. Planners that do not take the problem are left out. On graphs that are too
-/// large for all plans of `lower-sets`, those of few sets are coarse starts.
+/// the smallest peak of `division-tree`. Planners that do not take the problem are left out, and
+/// `lower-sets` on large graphs.
 SearchStarts planner_starts(const Problem& problem, const PlanLimits& limits, const SearchParameters& parameters);
 
 }  // namespace headroom::internal

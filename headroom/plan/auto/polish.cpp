@@ -43,7 +43,7 @@ class LevelPolish {
     if (parameters.max_ruined == 0) return;
     search_.assign(best.runs);
     search_.remember();
-    while (search_.work() < end && !is_close(best)) {
+    while (search_.work() < end && best.time_ns > levels_[k_].bound_ns) {
       const bool is_ruined = search_.ruin();
       if (inserts_any) {
         search_.insert_any(parameters.max_inserted);
@@ -67,14 +67,6 @@ class LevelPolish {
     if (search_.timeline().time_ns() > best.time_ns) return;
     best = search_.judged();
     search_.remember();
-  }
-
-  /// Returns whether a plan is so close to the bound that work is better spent on other levels.
-  bool is_close(const JudgedRuns& plan) const {
-    const int64_t fraction = context_.parameters().polish.close_fraction;
-    const int64_t bound_ns = levels_[k_].bound_ns;
-    const bool is_exact = context_.is_high_effort() || context_.is_short() || fraction == 0;
-    return plan.time_ns - bound_ns <= (is_exact ? 0 : bound_ns / fraction);
   }
 
   const SearchContext& context_;

@@ -173,10 +173,8 @@ class MemoryBounds::Moments {
       const int group = dependences_.groups().group_of_op[index(plain.steps[i].op())];
       if (dependences_.groups().needed[at(group)] != 0) runs.emplace_back(simulation.moment_bytes[i], group);
     }
-    const size_t even = std::min(runs.size(), at(parameters.even_moments));
     const size_t largest = std::min(runs.size(), at(parameters.largest_moments));
     std::vector<int> groups;
-    for (size_t i = 0; i < even; ++i) groups.push_back(runs[i * runs.size() / even].second);
     std::ranges::stable_sort(runs, std::greater<>(), [](const auto& run) { return run.first; });
     for (size_t i = 0; i < largest; ++i) groups.push_back(runs[i].second);
     std::ranges::sort(groups);

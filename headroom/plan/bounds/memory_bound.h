@@ -14,8 +14,6 @@ struct MemoryBoundParameters {
   /// Whether the bound holds only for schedules that keep the base order of first runs. It is then at least the one for
   /// all schedules.
   bool keep_order = false;
-  /// Number of moments that are taken evenly along the base order, in case the largest ones are all alike.
-  int even_moments = 24;
   /// Number of moments that are taken where store-all's memory is largest, and most bytes are above the budget.
   int largest_moments = 24;
   /// Maximum number of these moments, those with the most bytes above the budget first, that are tried for one budget.
@@ -57,7 +55,7 @@ struct MemoryBound {
 /// Ops that share outputs count as one op that writes all of them, is as fast as the fastest, and needs what all of
 /// them read. Where even the cut with the fewest bytes does not fit, no schedule does.
 ///
-/// The moments are taken evenly along the base order and where store-all's memory is largest. Those with the most bytes
+/// The moments are taken where store-all's memory is largest. Those with the most bytes
 /// above the budget are tried. Takes O(parameters.max_cuts * (a few maximum flows)) time.
 ///
 /// Source: PyTorch's partitioner makes the same cut for one moment and no budget; the rest is Lagrangian relaxation.

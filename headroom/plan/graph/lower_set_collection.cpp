@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
-#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -66,29 +65,6 @@ class Collection {
         for (size_t w = 0; w < words_; ++w) ancestors[w] |= others[w];
       }
       push(ancestors);
-    }
-    push_whole();
-  }
-
-  void push_prefixes(int parts) {
-    push(Bits(words_, 0));
-    // By number of vertices: bytes kept across that position; first stored as differences.
-    std::vector<int64_t> kept_bytes(at(forward_.size()) + 1, 0);
-    for (int v = 0; v < forward_.size(); ++v) {
-      if (forward_.successors[at(v)].empty()) continue;
-      kept_bytes[at(v) + 1] += forward_.vertex(v).kept_bytes;
-      kept_bytes[at(forward_.successors[at(v)].back()) + 1] -= forward_.vertex(v).kept_bytes;
-    }
-    std::partial_sum(kept_bytes.begin(), kept_bytes.end(), kept_bytes.begin());
-    Bits prefix(words_, 0);
-    int members = 0;
-    for (int i = 0; i < parts; ++i) {
-      const auto first = kept_bytes.begin() + 1 + int64_t{i} * forward_.size() / parts;
-      const auto last = kept_bytes.begin() + 1 + int64_t{i + 1} * forward_.size() / parts;
-      const auto least = std::min_element(first, last);
-      if (least == last) continue;
-      for (; members < least - kept_bytes.begin(); ++members) add(prefix, members);
-      push(prefix);
     }
     push_whole();
   }
@@ -171,12 +147,6 @@ LowerSets finished(const ForwardGraph& forward, const Collection& collection) {
 LowerSets lower_sets(const ForwardGraph& forward, bool exact, int64_t limit) {
   Collection collection(forward, limit);
   exact ? collection.push_all() : collection.push_ancestors();
-  return finished(forward, collection);
-}
-
-LowerSets prefix_lower_sets(const ForwardGraph& forward, int parts) {
-  Collection collection(forward, int64_t{parts} + 2);
-  collection.push_prefixes(parts);
   return finished(forward, collection);
 }
 

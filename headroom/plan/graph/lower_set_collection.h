@@ -30,9 +30,4 @@ struct LowerSets {
 /// NotApplicable where there are more than `limit` sets. Takes O(vertices * sets).
 LowerSets lower_sets(const ForwardGraph& forward, bool exact, int64_t limit);
 
-/// Returns the empty set, the whole set, and prefixes of the base order up to at most `parts` positions. The positions
-/// are evenly spaced, each moved to a nearby position where the fewest bytes are kept. Throws NotApplicable where sizes
-/// are too large to add up. Takes O(vertices * parts).
-LowerSets prefix_lower_sets(const ForwardGraph& forward, int parts);
-
 }  // namespace headroom::internal

@@ -26,9 +26,6 @@ constexpr int64_t kTimeSteps = 2048;
 constexpr int64_t kMaxWork = 100'000'000;
 /// Maximum number of moves looked at for one bound, for each state that the limits allow.
 constexpr int64_t kMaxWorkPerState = 300;
-/// Maximum number of sets of coarse_lower_set_plans(), without the empty and the whole set.
-constexpr int kCoarseSets = 64;
-constexpr int kCoarseBounds = 12;  ///< Number of bounds for which coarse_lower_set_plans() makes at most one plan each.
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 size_t at(int position) { return static_cast<size_t>(position); }
@@ -410,26 +407,6 @@ PlanResult plan_lower_sets(const Graph& graph, const PlanRequest& request, const
 std::vector<Schedule> lower_set_plans(const Graph& graph, const PlanLimits& limits) {
   std::vector<Schedule> schedules;
   for (SampledPlan& plan : Sampler(graph, limits, {}).sample_all()) schedules.push_back(std::move(plan.schedule));
-  return schedules;
-}
-
-std::vector<Schedule> coarse_lower_set_plans(const Graph& graph) {
-  const ForwardGraph forward = forward_graph(graph, "lower-sets");
-  const LowerSets sets = prefix_lower_sets(forward, kCoarseSets);
-  const Moves moves(forward, sets);
-  const int64_t most = 2 * sets.size_bytes.back();
-  const int64_t least = least_bound(moves, sets.count(), most);
-  std::vector<Schedule> schedules;
-  std::vector<int> last;
-  for (int i = 0; i < kCoarseBounds; ++i) {
-    // The bounds lie closest together near the smallest one.
-    const double part = static_cast<double>(i) / kCoarseBounds;
-    const int64_t bound = least + static_cast<int64_t>(part * part * static_cast<double>(most - least));
-    const std::optional<LowerSetSequence> sequence = sequence_of(least_kept(moves, sets.count(), bound));
-    if (!sequence || sequence->sets == last) continue;
-    last = sequence->sets;
-    schedules.push_back(segment_schedule(graph, forward, segments_of(forward, sets, *sequence)));
-  }
   return schedules;
 }
 

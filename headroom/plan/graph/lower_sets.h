@@ -62,10 +62,4 @@ PlanResult plan_lower_sets(const Graph& graph, const PlanRequest& request, const
 /// Returns all plans from which plan_lower_sets() picks, for any budget. Throws what it throws.
 std::vector<Schedule> lower_set_plans(const Graph& graph, const PlanLimits& limits);
 
-/// Returns plans of few lower sets, for graphs that are too large for all: prefixes of the base order, at tens of
-/// positions where few bytes are kept. For some bounds, from the smallest on, there is the sequence that keeps the
-/// fewest bytes. Takes O(size of the graph) times the number of sets. Throws what plan_lower_sets() throws, but has no
-/// limit of sets.
-std::vector<Schedule> coarse_lower_set_plans(const Graph& graph);
-
 }  // namespace headroom::internal
