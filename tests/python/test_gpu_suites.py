@@ -72,7 +72,18 @@ PEAKS = {"plain_mib": 239.4, "sqrt": {"predicted_mib": 237.4, "measured_mib": 23
             [BASE, OURS | {"variant": "eager:0.5x"}],
             "| eager:0.5x | 4.00 | 5.00 | 66.0 | 1 | equal | +0.10 % | yes |",
         ),
-        ("torch", "resnet50-eager", [BASE, OURS | {"variant": "eager:0.5x", "over_bytes": 3}], "| **exceeded** |"),
+        (
+            "torch",
+            "resnet50-eager",
+            [BASE, OURS | {"variant": "eager:0.5x", "over_bytes": 3 << 20}],
+            "| **exceeded** by 3 MiB |",
+        ),
+        (
+            "torch",
+            "resnet50-eager",
+            [BASE, OURS | {"variant": "eager:0.5x", "over_bytes": 3 << 20, "later_over_bytes": -1}],
+            "| **exceeded** by 3 MiB in the first call |",
+        ),
         (
             "torch",
             "gpt2-exact",

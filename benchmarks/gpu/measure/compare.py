@@ -241,6 +241,7 @@ class Bench:
         figures |= {"peak_bytes": added, "before_bytes": before, "held_bytes": held - before}
         if variant.limit_bytes is not None:
             figures |= {"limit_bytes": variant.limit_bytes - before, "over_bytes": max(peaks) - variant.limit_bytes}
+            figures |= {"later_over_bytes": max(peaks[1:]) - variant.limit_bytes}  # After the first call.
         if variant.plans:
             last = variant.plans[-1]
             figures |= {"predicted_bytes": last.predicted_bytes, "predicted_ns": last.time_ns}

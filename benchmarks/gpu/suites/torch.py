@@ -94,8 +94,16 @@ def row_of(name: str, figures: Figures) -> list[str | None]:
         cell(figures.get("first_s"), ".0f"),
         "" if off is None else "equal" if off == 0 else f"{off:.1e}",
         percent(prediction_error(figures), "+.2f") or "",
-        "" if "over_bytes" not in figures else "yes" if figures["over_bytes"] <= 0 else "**exceeded**",
+        "" if "over_bytes" not in figures else kept(figures),
     ]
+
+
+def kept(figures: Figures) -> str:
+    over = figures["over_bytes"]
+    if over <= 0:
+        return "yes"
+    is_first = figures.get("later_over_bytes", over) <= 0
+    return f"**exceeded** by {over / 2**20:.0f} MiB" + (" in the first call" if is_first else "")
 
 
 def dominating(variants: dict[str, Figures]) -> list[str]:
