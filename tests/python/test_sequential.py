@@ -15,6 +15,8 @@ headroom = pytest.importorskip("headroom")
 from torch import nn  # noqa: E402
 from training_models import ResidualBlock, Trained, train  # noqa: E402
 
+from headroom import sequential  # noqa: E402
+
 pytestmark = pytest.mark.usefixtures("alone")
 
 
@@ -219,3 +221,19 @@ def test_bad_input() -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="runs once"):
         loss.backward()
+
+
+def test_a_plan_is_tried_whose_result_is_no_scalar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, the first plan of stages is tried before it runs; the loss is outside of the stages."""
+    choose = sequential._Stages._choose
+    monkeypatch.setattr(
+        sequential._Stages, "_choose", lambda self, room, **given: choose(self, room, **given | {"tries": True})
+    )
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)])
+    x = torch.randn(256, 64)
+    model(x).square().sum().backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    headroom.Sequential(model, "1x")(x).square().sum().backward()
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), expected, strict=True))
