@@ -38,11 +38,14 @@ def test_the_largest_of_the_last_two_steps_counts() -> None:
 def test_blocks_have_slack_until_they_are_measured_and_some_afterwards() -> None:
     with mock.patch.object(excess, "counts_whole_blocks", return_value=True):
         slack = excess.Excess(CPU)
-    assert slack.add(1_000_000) == 1_025_000
+    sizes = (0, 1, 12_345, 500 << 20, (500 << 20) + 1, 10**10 + 7)
+    assert slack.add(1_000_000) == 1_075_000
+    assert slack.add(10**10) == 10_250_000_000 + (24 << 20)
+    # Planning for the predicted peak gives the same plan.
+    assert [slack.subtract(slack.add(planned)) for planned in sizes] == list(sizes)
     slack.measure(2_000)
     assert slack.add(1_000_000) == 1_005_000
-    for planned in (0, 1, 12_345, 10**10 + 7):  # Planning for the predicted peak gives the same plan.
-        assert slack.subtract(slack.add(planned)) == planned
+    assert [slack.subtract(slack.add(planned)) for planned in sizes] == list(sizes)
 
 
 def train(budget: int | str, *, hidden_bytes: int) -> tuple[list[int], list[int]]:
