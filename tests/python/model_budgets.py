@@ -26,13 +26,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from bits import difference
 from headroom.api import _Backend
 from headroom.budget.flight import flights_on
 from headroom.budget.place import Place
 from headroom.planning import Planned
 from headroom.settings import Settings, read_budget
 from model_zoo import CASES, Case
-from operator_samples import difference
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

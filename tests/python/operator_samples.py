@@ -27,6 +27,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from bits import difference
 from headroom.budget.flight import flights_on
 from headroom.budget.meter import meter_of
 from headroom.budget.place import Place
@@ -232,25 +233,6 @@ class Budgeted:
         chosen = place.step.chosen[place]
         runs = [step.op for step in chosen.plan.schedule.steps if step.is_run]
         return len(runs) - len(set(runs))
-
-
-def difference(actual: torch.Tensor | None, expected: torch.Tensor | None) -> str:
-    """Describes what differs bit for bit, where all NaNs are equal. Returns an empty text if nothing differs."""
-    if expected is None or actual is None:
-        present = actual if expected is None else expected
-        is_zero = present is None or not present.any()
-        return "" if is_zero else "no gradient on one side"
-    if (actual.shape, actual.dtype, actual.layout) != (expected.shape, expected.dtype, expected.layout):
-        return f"{actual.dtype} {tuple(actual.shape)} for {expected.dtype} {tuple(expected.shape)}"
-    if actual.is_complex():
-        actual, expected = (torch.view_as_real(tensor.resolve_conj()) for tensor in (actual, expected))
-    is_same = (actual == expected) | ((actual != actual) & (expected != expected))
-    if actual.is_floating_point():
-        is_same &= (actual != actual) | (torch.signbit(actual) == torch.signbit(expected))
-    if bool(is_same.all()):
-        return ""
-    worst = (actual.double() - expected.double()).abs().nan_to_num(float("inf")).max().item()
-    return f"{int((~is_same).sum())} of {actual.numel()} numbers differ, by {worst:.3g} at most"
 
 
 def differences(actual: Ran, expected: Ran) -> list[str]:

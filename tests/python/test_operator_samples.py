@@ -12,6 +12,7 @@ pytest.importorskip("headroom._C", reason="the Python package is not built")
 pytest.importorskip("expecttest", reason="PyTorch's samples need it")
 
 import operator_samples  # noqa: E402
+from bits import difference  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -52,14 +53,14 @@ def test_gradients_with_inductor_are_close_to_those_of_plain_pytorch(
 
 def test_a_difference_of_one_bit_is_seen() -> None:
     tensor = torch.tensor([1.0, float("nan"), 0.0])
-    assert operator_samples.difference(tensor.clone(), tensor) == ""
+    assert difference(tensor.clone(), tensor) == ""
     for place, number in ((0, 1.0000001), (1, 1.0), (2, -0.0)):
         other = tensor.clone()
         other[place] = number
-        assert "1 of 3 numbers differ" in operator_samples.difference(other, tensor)
-    assert operator_samples.difference(None, torch.zeros(2)) == ""
-    assert operator_samples.difference(None, torch.ones(2)) == "no gradient on one side"
-    assert "for torch.float32" in operator_samples.difference(tensor.double(), tensor)
+        assert "1 of 3 numbers differ" in difference(other, tensor)
+    assert difference(None, torch.zeros(2)) == ""
+    assert difference(None, torch.ones(2)) == "no gradient on one side"
+    assert "for torch.float32" in difference(tensor.double(), tensor)
 
 
 def test_a_wrong_gradient_and_a_leak_fail(monkeypatch: pytest.MonkeyPatch) -> None:
