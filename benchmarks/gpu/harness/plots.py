@@ -69,20 +69,20 @@ def scatter(
     from_zero: bool = False,
 ) -> str:
     """Returns a chart of points, with lines where a series has one. `diagonal`: a line where both values are equal."""
-    shown = [(index, one) for index, one in enumerate(series) if one.points]
-    points = [point for _, one in shown for point in one.points if not logarithmic or min(point) > 0]
+    shown = [(index, line) for index, line in enumerate(series) if line.points]
+    points = [point for _, line in shown for point in line.points if not logarithmic or min(point) > 0]
     xs, ys = ([point[axis] for point in points] or [1.0, 2.0] for axis in (0, 1))
     x = Axis([*xs, *(ys if diagonal else [])], LEFT, WIDTH - RIGHT, logarithmic=logarithmic, from_zero=False)
     y = Axis([*ys, *(xs if diagonal else [])], HEIGHT - BOTTOM, TOP, logarithmic=logarithmic, from_zero=from_zero)
     parts = [*_frame(title, across, up, x, y)]
     if diagonal:
         parts.append(_line([(x.place(end), y.place(end)) for end in (x.ticks[0], x.ticks[-1])], "#999999", dashed=True))
-    for index, one in shown:
+    for index, line in shown:
         colour = COLOURS[index % len(COLOURS)]
-        places = [(x.place(a), y.place(b)) for a, b in one.points if not logarithmic or min(a, b) > 0]
-        if one.has_line:
+        places = [(x.place(a), y.place(b)) for a, b in line.points if not logarithmic or min(a, b) > 0]
+        if line.has_line:
             parts.append(_line(places, colour))
-        if one.marks:
+        if line.marks:
             parts += [_mark(index, *place, colour) for place in places]
     parts += _legend(shown)
     style = 'font-family="sans-serif" font-size="12" fill="#333333"'
@@ -137,7 +137,7 @@ def _legend(shown: Sequence[tuple[int, Series]]) -> list[str]:
     if len(shown) < 2:
         return []
     parts = []
-    for line, (index, one) in enumerate(shown):
-        x, y = WIDTH - RIGHT - 12, TOP + 14 + LEGEND_LINE * line
-        parts += [_mark(index, x, y - 4, COLOURS[index % len(COLOURS)]), _text(x - 10, y, one.label, "end")]
+    for row, (index, line) in enumerate(shown):
+        x, y = WIDTH - RIGHT - 12, TOP + 14 + LEGEND_LINE * row
+        parts += [_mark(index, x, y - 4, COLOURS[index % len(COLOURS)]), _text(x - 10, y, line.label, "end")]
     return parts

@@ -36,7 +36,7 @@ class Search:
 
     def inputs(self, batch: int) -> tuple[Any, ...]:
         """Returns the first sample that many times."""
-        return tuple(one[:1].expand(batch, *one.shape[1:]).contiguous() for one in self.work.inputs)
+        return tuple(tensor[:1].expand(batch, *tensor.shape[1:]).contiguous() for tensor in self.work.inputs)
 
     def step(self, run: Any, inputs: tuple[Any, ...]) -> int:
         """Returns the peak of a step, with the parameters' gradients in place as in training without zero_grad()."""

@@ -58,9 +58,9 @@ def tables(results: Results) -> str:
     found = list(predictions(results))
     rows = []
     for kernels in ("eager", "inductor", "LibTorch"):
-        of_kind = [one for one in found if one.kernels == kernels]
-        worst = max(of_kind, key=lambda one: abs(one.error), default=None)
-        exceeded = [f"`{one.name}`" for one in of_kind if one.over_bytes > 0]
+        of_kind = [prediction for prediction in found if prediction.kernels == kernels]
+        worst = max(of_kind, key=lambda prediction: abs(prediction.error), default=None)
+        exceeded = [f"`{prediction.name}`" for prediction in of_kind if prediction.over_bytes > 0]
         rows.append(
             [
                 kernels,
@@ -81,9 +81,7 @@ def tables(results: Results) -> str:
 def plots(results: Results) -> dict[str, str]:
     found = list(predictions(results))
     series = [
-        Series(
-            kernels, [(one.predicted_bytes / GIB, one.measured_bytes / GIB) for one in found if one.kernels == kernels]
-        )
+        Series(kernels, [(p.predicted_bytes / GIB, p.measured_bytes / GIB) for p in found if p.kernels == kernels])
         for kernels in ("eager", "inductor", "LibTorch")
     ]
     if not found:

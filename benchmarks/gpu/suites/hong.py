@@ -59,7 +59,7 @@ def errors(figures: Figures, moment: str) -> list[float]:
 
 
 def timeline_row(name: str, figures: Figures) -> list[str | None]:
-    given = ", ".join(str(one) for one in figures.get("checkpoints", [])) or "none"
+    given = ", ".join(str(stage) for stage in figures.get("checkpoints", [])) or "none"
     if not figures:
         return [name, *[None] * 4]
     points = [*errors(figures, "during"), *errors(figures, "after")]
@@ -109,12 +109,12 @@ def plots(results: Results) -> dict[str, str]:
     planning = [
         Series(
             name,
-            [(one["stages"], one["ms"]) for one in results.all("planning") if one["planner"] == name],
+            [(row["stages"], row["ms"]) for row in results.all("planning") if row["planner"] == name],
             has_line=True,
         )
         for name in TIMED
     ]
-    if any(one.points for one in planning):
+    if any(line.points for line in planning):
         charts["planning"] = scatter("Planning time", "stages", "ms", planning, logarithmic=True)
     return charts
 

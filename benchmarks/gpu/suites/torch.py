@@ -213,7 +213,7 @@ def plots(results: Results) -> dict[str, str]:
                 and "peak_bytes" in figures
             )
             series.append(Series(label, points, has_line=label.startswith("headroom")))
-        if any(one.points for one in series):
+        if any(line.points for line in series):
             charts[model] = scatter(f"A step of {model}", "GiB that a step adds", "ms", series)
     return charts
 
